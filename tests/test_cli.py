@@ -13,6 +13,7 @@ import pytest
 import jaxserve
 from jaxserve import cli
 from jaxserve.agents.task_setup import load_setup
+from jaxserve.file_formats import described
 from jaxserve.sim.machine import memory
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
@@ -404,9 +405,17 @@ def test_table_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["table", "fit", str(sweep), *options]) == 0
     printed = capsys.readouterr().out
     assert "fit to 8 rows" in printed and f"wrote {out}" in printed
+    assert "sweep.csv: 8 rows (columns), " in printed
     assert "all outputs have 256 tokens, beyond which" in " ".join(printed.split())
     assert out.is_file()
     assert "none.csv" in sentence(capsys, "table", "fit", "none.csv", *options)
+
+
+def test_formats_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with what it gives, what it cannot tell, and an example."""
+    assert cli.main(["formats"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == f"{described()}\n" and "  load test: table fit" in printed
 
 
 def test_a_load_test_in_other_units(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from jaxserve.cli.plan import plan_deployment
 from jaxserve.cli.rollouts import rollout_group
 from jaxserve.cli.simulate import simulate_log
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_settings
-from jaxserve.cli.tables import table_group
+from jaxserve.cli.tables import list_formats, table_group
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.runtime.earlier_variables import without_effect
 
@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
         "headroom": print_headroom,
         "simulate": simulate_log,
         "table": table_group,
+        "formats": list_formats,
     },
     "train and evaluate": {"train": train_agent, "evaluate": evaluate_agents},
     "operate": {
@@ -64,7 +65,7 @@ GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
 """Commands by name, in the groups of ``jaxserve --help``."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by its name."""
-_COMPUTE_NOTHING = ("gateway", "plan", "rollout", "switch")
+_COMPUTE_NOTHING = ("formats", "gateway", "plan", "rollout", "switch")
 """Commands that start without JAX."""
 _DESCRIPTION = "Learn to operate an LLM inference server."
 _AFTER_HELP = """\

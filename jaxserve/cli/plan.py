@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -104,10 +105,11 @@ def plan_deployment(
         kv_formats=_words("--kv-format", kv_format),
         unpriced=unpriced,
     )
-    options, excluded = engine_options(inputs)
-    options = measured_options(options, inputs, load_test, table)
-    found = None
     console = result_console()
+    options, excluded = engine_options(inputs)
+    tell = partial(console.print, soft_wrap=True)
+    options = measured_options(options, inputs, load_test, table, tell)
+    found = None
     if check is not None:
         with needing("gateway", "plan --check"):
             from jaxserve.plan.check import check_json, check_server, options_as_checked, planned_in

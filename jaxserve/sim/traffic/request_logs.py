@@ -6,6 +6,7 @@ Read are, told apart by their fields:
 - JSON lines with ``queued_ts``, ``first_token_ts`` and ``last_token_ts``, as vLLM's own request
   statistics are commonly written down;
 - JSON lines of ``jaxserve gateway --records``;
+- GuideLLM's JSON and AIPerf's JSON lines of single requests;
 - every trace that ``jaxserve.sim.traffic.traces`` reads, which tells no latencies.
 
 Requests that failed are left out, and counted. Times are seconds unless their unit is named.
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.file_formats import recognise
+from jaxserve.sim.traffic.tool_logs import refuse_unread, tool_requests
 from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_BYTES, TIME_UNITS
 from jaxserve.sim.traffic.traces import Trace, load_trace
 
@@ -70,8 +73,13 @@ def load_request_log(
     first = _object(data.lstrip().split(b"\n", 1)[0])
     whole = _object(data) if first is None else first
     reader = _reader(whole)
+    if reader is None and whole is not None:
+        refuse_unread(name, whole)
     if reader is _of_benchmark:
         whole = _chosen_run(name, whole, data, run)
+    elif reader is _of_tool:
+        objects = [whole or {}] if first is None else _lines(name, data)
+        whole = tool_requests(name, objects, run, time_unit)
     elif run is not None:
         raise InputError(f"{name} holds no runs of vllm bench serve, of which run {run} is one")
     if reader is None:
@@ -105,7 +113,14 @@ def _reader(first: dict[str, Any] | None) -> _Reader | None:
     ):
         if first is not None and field in first:
             return reader
-    return None
+    found = None if first is None else recognise(first)
+    return _of_tool if found is not None and found.requests else None
+
+
+def _of_tool(name: str, rows: Any, data: bytes) -> Iterator[_Row | None]:
+    """Requests that ``tool_requests`` has read."""
+    del name, data
+    return iter(rows)
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
