@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_BYTES, TIME_UNITS
+from jaxserve.sim.traffic.trace_files.formats import MAX_TOKENS, TIME_UNITS
 from jaxserve.sim.traffic.traces import Trace, load_trace
 
 Array = NDArray[np.float64]
 _Row = tuple[float, int, int, float, float]
 """Arrival (s), prompt and output tokens, TTFT (s), TPOT (s; NaN for one token)."""
 _MAX_S = 1e12
+MAX_LOG_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +63,8 @@ def load_request_log(
     """
     name = str(path)
     try:
-        if Path(path).stat().st_size > MAX_TRACE_BYTES:
-            raise InputError(f"{name} is larger than {MAX_TRACE_BYTES // 2**20} MiB")
+        if Path(path).stat().st_size > MAX_LOG_BYTES:
+            raise InputError(f"{name} is larger than {MAX_LOG_BYTES // 2**20} MiB")
         data = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror}") from None

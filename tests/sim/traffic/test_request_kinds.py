@@ -53,7 +53,7 @@ def burstgpt(kinds: tuple[str, ...]) -> str:
 def json_lines(kinds: tuple[str | None, ...], **more: object) -> str:
     """The same in the formats of JSON lines."""
     rows = (
-        {"timestamp": i, "input_length": 10 + i, "output_length": 4, **more}
+        {"timestamp": i, "input_length": 10 + i, "output_length": 4, "hash_ids": [i], **more}
         | ({} if kind is None else {"kind": kind})
         for i, kind in enumerate(kinds)
     )
