@@ -189,7 +189,7 @@ def to_class_counts(
     if windows * ticks * count > MAX_COUNTS:
         raise InputError(
             f"{windows:,} windows of {ticks} ticks and {count} classes are more than "
-            f"{MAX_COUNTS:,} counts: cut the trace first"
+            f"{MAX_COUNTS:,} counts: take a part of the trace (--for)"
         )
     tick = np.floor(trace.arrival_s * (ticks / window_s)).astype(np.int64)
     # An end that rounding puts a hair beyond the last tick.

@@ -21,21 +21,21 @@ from jaxserve.arrays.convert import numpy_of
 from jaxserve.errors import InputError
 from jaxserve.sim.traffic.trace_files.formats import KIND, MAX_TOKENS, Layout
 from jaxserve.sim.traffic.trace_files.rows import KindTexts, Rows
-from jaxserve.sim.traffic.trace_files.text import Block
+from jaxserve.sim.traffic.trace_files.text import TextBlock
 
 _THREADS = 2
 _AHEAD = 3
 """Blocks that are parsed or wait to be fetched, at most."""
 
 
-def header_of(block: Block) -> list[str]:
+def header_of(block: TextBlock) -> list[str]:
     """Names of the columns in the first line of a file, trimmed."""
     line = block.data.split(b"\n", 1)[0].decode("utf-8").rstrip("\r")
     return [column.strip() for column in next(csv.reader([line]), [])]
 
 
 def csv_rows(
-    name: str, first: Block, blocks: Iterator[Block], layout: Layout
+    name: str, first: TextBlock, blocks: Iterator[TextBlock], layout: Layout
 ) -> tuple[Iterator[Rows], KindTexts, pa.TimestampType | None]:
     """The rows of a CSV file, the texts of its kinds, which are complete after the last row, and
     the type of calendar times, None for a clock that counts.
@@ -63,7 +63,7 @@ def csv_rows(
         raise InputError(f"{name}, line 1: column {KIND!r} appears twice; a row has one kind")
     texts = KindTexts(name, *(kind_columns or [KIND]))
     used = tuple(header.index(column) for column in (*layout.columns, *kind_columns))
-    body = Block(first.data.partition(b"\n")[2], 2)
+    body = TextBlock(first.data.partition(b"\n")[2], 2)
     if not body.data:
         body = next(blocks, None)
     if body is None:
@@ -73,7 +73,7 @@ def csv_rows(
     return _rows(parser, chain([body], blocks), texts), texts, calendar
 
 
-def _calendar(body: Block, place: int) -> pa.TimestampType:
+def _calendar(body: TextBlock, place: int) -> pa.TimestampType:
     """Type of calendar times that are written as in the first row: with a UTC offset or without."""
     cells = next(csv.reader([body.data.split(b"\n", 1)[0].decode("utf-8")]), [])
     first = cells[place].strip() if len(cells) > place else ""
@@ -81,7 +81,7 @@ def _calendar(body: Block, place: int) -> pa.TimestampType:
     return pa.timestamp("ns", "UTC") if has_offset else pa.timestamp("ns")
 
 
-def _rows(parser: _Parser, blocks: Iterator[Block], texts: KindTexts) -> Iterator[Rows]:
+def _rows(parser: _Parser, blocks: Iterator[TextBlock], texts: KindTexts) -> Iterator[Rows]:
     with ThreadPoolExecutor(_THREADS) as pool:
         for rows, kinds in _in_order(pool, parser, blocks):
             kind = None if rows.kind is None else texts.places(kinds, rows.kind, rows.first_line)
@@ -93,7 +93,7 @@ _Parsed = tuple[Rows, list[str]]
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, parser: _Parser, blocks: Iterator[Block]
+    pool: ThreadPoolExecutor, parser: _Parser, blocks: Iterator[TextBlock]
 ) -> Iterator[_Parsed]:
     """Blocks parsed side by side, of which only a few are in memory at a time."""
     waiting: deque[Future[_Parsed]] = deque()
@@ -118,7 +118,7 @@ class _Parser:
     calendar: pa.TimestampType | None
     """type of calendar times; None for a clock that counts."""
 
-    def parse(self, block: Block) -> _Parsed:
+    def parse(self, block: TextBlock) -> _Parsed:
         """The rows of a block, with the texts of their kinds."""
         time, prompt, output, *kind_cells = self._cells(block)
         line = block.first_line
@@ -133,7 +133,7 @@ class _Parser:
         encoded = pc.call_function("dictionary_encode", kind_cells)
         return rows._replace(kind=numpy_of(encoded.indices)), encoded.dictionary.to_pylist()
 
-    def _cells(self, block: Block) -> list[pa.StringArray]:
+    def _cells(self, block: TextBlock) -> list[pa.StringArray]:
         """The texts of the used columns, trimmed."""
         # pyarrow swallows what a handler raises, so the message waits for it to give up by itself.
         wrong_rows: list[str] = []

@@ -14,13 +14,13 @@ from jaxserve.errors import InputError
 from jaxserve.sim.traffic.request_kinds import KIND_RULE
 from jaxserve.sim.traffic.trace_files.formats import KIND, MAX_TOKENS, MAX_TRACE_ROWS, Layout
 from jaxserve.sim.traffic.trace_files.rows import KindTexts, Rows
-from jaxserve.sim.traffic.trace_files.text import Block
+from jaxserve.sim.traffic.trace_files.text import TextBlock
 
 _LATEST = 1e19
 """Latest time in any unit: nanoseconds since 1970 have 19 digits."""
 
 
-def json_rows(name: str, blocks: Iterable[Block], layout: Layout) -> tuple[Rows, KindTexts]:
+def json_rows(name: str, blocks: Iterable[TextBlock], layout: Layout) -> tuple[Rows, KindTexts]:
     """All rows of a file, of which each line is an object, and the texts of their kinds.
 
     Raises:

@@ -29,7 +29,7 @@ from jaxserve.sim.traffic.trace_files.formats import (
 from jaxserve.sim.traffic.trace_files.json_rows import json_rows
 from jaxserve.sim.traffic.trace_files.part import WHOLE, Draw, TracePart, WholeFile
 from jaxserve.sim.traffic.trace_files.rows import Rows
-from jaxserve.sim.traffic.trace_files.text import Advance, Block, text_blocks
+from jaxserve.sim.traffic.trace_files.text import Advance, TextBlock, text_blocks
 from jaxserve.sim.traffic.trace_files.twins import TwinCheck
 from jaxserve.sim.traffic.trace_files.units import check_clock, told_layout
 
@@ -95,6 +95,8 @@ def read_rows(
             raise InputError(f"{name} has calendar times, which have no time_unit; leave it out")
         layout = layout._replace(unit=time_unit)
     named = format is not None or time_unit is not None
+    if layout.name == "timed_csv" and not named:
+        raise InputError(f"{name} does not tell the unit of its times; say which (--time-unit s)")
     calendar = None
     if layout.block_tokens:
         rows, texts = json_rows(name, chain([first], blocks), layout)
@@ -109,7 +111,8 @@ def read_rows(
         for column, values in zip(found, (*rows[:3], rows.kind, rows.ids), strict=True):
             column.append(values)
     if layout.unit is not None and not named:
-        check_clock(name, reading.requests, float(reading.first), reading.duration, layout)
+        first_time = float(reading.first)
+        check_clock(name, layout.unit, reading.requests, first_time, reading.duration)
     names = texts.texts()
     time_s, prompt, output = (_joined(column) for column in found[:3])
     if not len(time_s):
@@ -153,7 +156,7 @@ def _prompt_blocks(
     return from_ids(ids, prompt, layout.block_tokens)
 
 
-def _layout(name: str, first: Block) -> Layout:
+def _layout(name: str, first: TextBlock) -> Layout:
     if first.data.startswith((b"{", b"[")):
         return layout_of_json(name, first.data.split(b"\n", 1)[0])
     return layout_of_header(name, header_of(first))

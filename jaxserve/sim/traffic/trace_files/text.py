@@ -20,7 +20,7 @@ MAX_LINE_BYTES = 2**26
 _GZIP = b"\x1f\x8b"
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """Whole lines of a file."""
 
     data: bytes
@@ -29,7 +29,7 @@ class Block(NamedTuple):
     """number of its first line in the file, from 1."""
 
 
-def text_blocks(name: str, advance: Advance | None = None) -> Iterator[Block]:
+def text_blocks(name: str, advance: Advance | None = None) -> Iterator[TextBlock]:
     """The lines of a text file, without a byte order mark and without space at its end.
 
     Args:
@@ -77,7 +77,7 @@ def _chunks(name: str, advance: Advance | None) -> Iterator[bytes]:
         raise InputError(f"{name} cannot be read: {error.strerror}") from None
 
 
-def _checked(name: str, data: bytes, first_line: int) -> Block:
+def _checked(name: str, data: bytes, first_line: int) -> TextBlock:
     problem, place = "", 0
     if b"\0" in data:
         problem, place = "a zero byte, so this is not a text file", data.index(b"\0")
@@ -89,4 +89,4 @@ def _checked(name: str, data: bytes, first_line: int) -> Block:
     if problem:
         line = first_line + data.count(b"\n", 0, place)
         raise InputError(f"{name}, line {line}: {problem}")
-    return Block(data, first_line)
+    return TextBlock(data, first_line)

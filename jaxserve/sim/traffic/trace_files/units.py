@@ -47,30 +47,29 @@ def told_layout(name: str, rows: Rows) -> Layout:
     raise InputError(_question(name, requests, span, ("s", "ms")))
 
 
-def check_clock(name: str, requests: int, first: float, span: float, layout: Layout) -> None:
+def check_clock(name: str, unit: str, requests: int, first: float, span: float) -> None:
     """Refuses a clock whose unit is most likely not that of the format.
 
     Args:
       name: of the file.
+      unit: of its format, one of ``TIME_UNITS``, where the user does not name one.
       requests: of the file.
-      first: time of the first one, in the file's unit.
+      first: time of the first one, in that unit.
       span: time from the first to the last, likewise.
-      layout: of the file, with a unit that the user does not name.
 
     Raises:
-      InputError: the rate is not plausible, the first time is a date in another unit, or the format
-        has no unit of its own.
+      InputError: the rate is not plausible, or the first time is a date in another unit.
     """
-    units = tuple(
-        unit for unit, second in TIME_UNITS.items() if _EPOCH_S[0] <= first / second < _EPOCH_S[1]
-    ) or ("s", "ms")
-    strange = layout.unit not in units or (layout.name == "timed_csv" and span > 0.0)
+    dated = [
+        each for each, second in TIME_UNITS.items() if _EPOCH_S[0] <= first / second < _EPOCH_S[1]
+    ]
+    strange = bool(dated) and unit not in dated
     if requests >= _FEWEST_TO_TELL and span > 0.0:
         low, high = PLAUSIBLE_RPS
-        strange |= not low <= layout.second * requests / span <= high
+        strange |= not low <= TIME_UNITS[unit] * requests / span <= high
     if strange:
-        named = (layout.unit or "s", *(unit for unit in units if unit != layout.unit))
-        raise InputError(_question(name, requests, span, named))
+        others = [each for each in dated or ("s", "ms") if each != unit]
+        raise InputError(_question(name, requests, span, (unit, *others)))
 
 
 def _question(name: str, requests: int, span: float, units: tuple[str, ...]) -> str:
