@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from jaxserve.studies.compare.protocol import Case, prepare, reference_objective
 from jaxserve.tasks.spec import load_task
 from tests.sizes import EPISODES
 
-ARGUMENTS = dict(seeds=2, steps=800, episodes=EPISODES, hardware="a100-sxm-80gb")
+ARGUMENTS: dict[str, Any] = dict(seeds=2, steps=800, episodes=EPISODES, hardware="a100-sxm-80gb")
 
 
 def case(out: Path, **changes) -> Case:
