@@ -88,7 +88,8 @@ class Trace:
     @property
     def beyond_table(self) -> tuple[int, int]:
         """Requests longer than the longest context of a latency table, and their tokens beyond."""
-        over = self.prompt_tokens.astype(np.int64) + self.output_tokens - MAX_CONTEXT_TOKENS
+        over = np.add(self.prompt_tokens, self.output_tokens, dtype=np.int64)
+        over -= MAX_CONTEXT_TOKENS
         return int((over > 0).sum()), int(over[over > 0].sum())
 
     def within_table(self) -> Trace:
