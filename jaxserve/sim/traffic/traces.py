@@ -139,7 +139,11 @@ class Trace:
         options = " ".join(f"{option} {value}" for option, value in whole.part.stated.items())
         text = f"; {options} of {_load(whole.requests, whole.duration_s)}"
         share = whole.part.sample
-        return f"{text}; the sample lowers the rate to {share:.3g} of itself" if share else text
+        return (
+            f"{text}; the sample lowers the rate to {share:.3g} of the recorded one"
+            if share
+            else text
+        )
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -120,6 +120,7 @@ RULE = "it must be a text of 1 to 64 printable characters"
         (azure(("a", "b\x07")), rf"line 3, column kind is 'b\\x07'; {RULE}"),
         (azure(("a", "b")).replace("Region", "Kind"), "line 1: column 'kind' appears twice"),
         (burstgpt(("a", "b", "")), "line 4, column Kind: there is no kind"),
+        (json_lines(tuple(map(str, range(1001)))), "column kind: more than 1,000 different texts"),
         (json_lines(("a", None)), "line 2, column kind: there is no kind, which other rows have"),
         (json_lines((None, "a")), "line 1, column kind: there is no kind"),
         (json_lines(("a", " ")), "line 2, column kind: there is no kind"),

@@ -106,11 +106,13 @@ def layout_of_json(name: str, line: bytes) -> Layout:
     except (ValueError, RecursionError):
         return LAYOUTS["mooncake"]  # the line's own error is the message
     if isinstance(row, dict) and not set(_LENGTHS) & set(row):
-        texts = "; texts have to be counted in tokens first" if "conversations" in row else ""
+        hint = "; texts have to be counted in tokens first" if "conversations" in row else ""
+        if "arrival_unix_s" in row:
+            hint = "; jaxserve record makes a trace of a gateway's records"
         raise InputError(
             f"{name}, line 1 has {', '.join(sorted(row)[:12]) or 'no fields'}; a trace in JSON "
             f"lines has {', '.join(_LENGTHS)}, and a log of requests has queued_ts, "
             "first_token_ts and last_token_ts, or is what vllm bench serve --save-detailed "
-            f"writes{texts}"
+            f"writes{hint}"
         )
     return LAYOUTS["bailian" if "chat_id" in row else "mooncake"]

@@ -42,7 +42,7 @@ class RecordedRows:
     """n requests of a file, in order of time."""
 
     time_s: NDArray[np.float64]
-    """float64[n], seconds since the file's first row."""
+    """float64[n], seconds from an origin of the file's."""
     prompt: NDArray[np.int32]
     """int32[n], tokens, at least 1."""
     output: NDArray[np.int32]
@@ -95,8 +95,6 @@ def read_rows(
             raise InputError(f"{name} has calendar times, which have no time_unit; leave it out")
         layout = layout._replace(unit=time_unit)
     named = format is not None or time_unit is not None
-    if layout.name == "timed_csv" and not named:
-        raise InputError(f"{name} does not tell the unit of its times; say which (--time-unit s)")
     calendar = None
     if layout.block_tokens:
         rows, texts = json_rows(name, chain([first], blocks), layout)
@@ -104,6 +102,8 @@ def read_rows(
             layout = told_layout(name, rows)
         batches = iter([rows])
     else:
+        if layout.name == "timed_csv" and not named:
+            raise InputError(f"{name} does not tell the unit of its times; name it (--time-unit s)")
         batches, texts, calendar = csv_rows(name, first, blocks, layout)
     reading = _Reading(name, layout, part, calendar)
     found: tuple[list[Any], ...] = ([], [], [], [], [])
@@ -111,18 +111,18 @@ def read_rows(
         for column, values in zip(found, (*rows[:3], rows.kind, rows.ids), strict=True):
             column.append(values)
     if layout.unit is not None and not named:
-        first_time = float(reading.first)
-        check_clock(name, layout.unit, reading.requests, first_time, reading.duration)
+        check_clock(name, layout.unit, reading.requests, float(reading.first), reading.duration)
     names = texts.texts()
-    time_s, prompt, output = (_joined(column) for column in found[:3])
+    time_s = _joined(found[0])
     if not len(time_s):
         raise InputError(_nothing(name, reading))
+    prompt = _joined(found[1])
     kinds, kind = number_kinds(names, _joined(found[3])) if names else ((), None)
     ids = found[4][0]  # of JSON lines, which are one batch
     return RecordedRows(
         time_s=time_s,
         prompt=prompt,
-        output=output,
+        output=_joined(found[2]),
         time_unit=layout.unit,
         failed=reading.failed,
         whole=reading.whole(),

@@ -12,6 +12,9 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.traffic.request_kinds import KIND_RULE, is_kind
 
+MAX_KINDS = 1_000
+"""Most kinds of requests in a file."""
+
 
 class Rows(NamedTuple):
     """n successive rows of a file."""
@@ -79,6 +82,11 @@ class KindTexts:
             if self._empty_line is None:
                 self._empty_line = line
         known = [self._places.setdefault(found, len(self._places)) for found in texts]
+        if len(self._places) > MAX_KINDS:
+            raise InputError(
+                f"{self._name}, column {self._column}: more than {MAX_KINDS:,} different texts; a "
+                "kind of requests has one name"
+            )
         return np.array(known, np.int32)[text]
 
     def texts(self) -> list[str]:

@@ -25,6 +25,7 @@ from tests.examples_drawn import MANY
 
 SHARED = shared_data()
 _FIRST = datetime.datetime(2024, 2, 28, 23, 59, 50, tzinfo=datetime.UTC)
+_DATED_S = 1_700_000_000
 _EXTRA = {"Region": "eu, west", "status": 200, "Total tokens": 9, "Ж": '"x"'}
 
 Recorded = list[tuple[int, int, int]]
@@ -86,7 +87,7 @@ def read(data: bytes, folder: Path, block_bytes: int, **options: Any) -> Any:
     data=st.data(),
     recorded=recordings(),
     format=st.sampled_from(list(LAYOUTS)),
-    start_s=st.sampled_from([0, 1_234_500, 1_700_000_000]),
+    start_s=st.sampled_from([0, 12_345, _DATED_S]),
     block_bytes=st.integers(16, 3_000),
 )
 def test_what_was_recorded_comes_back(
@@ -102,8 +103,8 @@ def test_what_was_recorded_comes_back(
     layout = LAYOUTS[format]
     unit = data.draw(st.sampled_from(list(TIME_UNITS)))
     named = layout.unit is not None and data.draw(st.booleans())
-    if start_s == 0 and not named:
-        unit = layout.unit or unit  # nothing but a rate tells a relative clock's unit
+    if start_s < _DATED_S and not named:
+        unit = layout.unit or unit  # nothing but a rate tells the unit of a relative clock
     content = written(recorded, layout, unit, start_s, data.draw)
     served = [row for row in recorded if row[2]]
     options = {"time_unit": unit} if named else {}

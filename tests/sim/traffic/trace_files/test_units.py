@@ -91,6 +91,6 @@ def test_a_csv_of_milliseconds_is_not_taken_for_seconds(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"0\.00202 in s, 2\.02 in ms"):
         load_trace(path)
     path.write_text("timestamp,input_length,output_length\n0,9,9\n2,9,9\n")
-    with pytest.raises(InputError, match="say which"):
+    with pytest.raises(InputError, match="name it"):
         load_trace(path)
     assert load_trace(path, time_unit="s").duration_s == 2.0
