@@ -67,7 +67,7 @@ class ClassMap:
         bins = (range(len(edges) + 1) for edges in self.edges)
         return tuple(f"{kind}_{i}" for kind, row in zip(kinds, bins, strict=True) for i in row)
 
-    def of(self, trace: Trace) -> NDArray[np.int64]:
+    def of(self, trace: Trace) -> NDArray[np.int32]:
         """int32[n], the class of each request.
 
         Raises:
