@@ -147,6 +147,7 @@ def load_setup(
         name: value
         for name, value in said.given.items()
         if inputs.get(name, value) != task_itself.get(name)
+        or (name == "trace" and said.part.stated)
     }
     named_policy = None
     if weights is not None:
