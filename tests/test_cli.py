@@ -284,12 +284,16 @@ def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
             "output_length": 50,
             "hash_ids": [i // 2],
         }
-        for i in range(500)
+        for i in range(600)
     ]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["--trace", str(trace), "--agent", "default", "--episodes", str(EPISODES)]
-    assert cli.main(["evaluate", *arguments]) == 0
+    part = ["--from", "84s", "--for", "7000s", "--json", str(tmp_path / "results.json")]
+    assert cli.main(["evaluate", *arguments, *part]) == 0
     printed = capsys.readouterr()
+    assert "500 requests in 116 min" in printed.err and "of 600 requests in" in printed.err
+    (evaluated,) = json.loads((tmp_path / "results.json").read_text())["evaluations"]
+    assert evaluated["trace"]["left_out"] == {"failed": 0, "outside": 100, "not_sampled": 0}
     assert f"trace_replay, {EPISODES} test episodes" in printed.out
     assert "no scores, because the anchors are for the task's own trace" in printed.out
     said = "jaxserve: 49% of the trace's prompt tokens are in blocks (hash_ids) that it had before"

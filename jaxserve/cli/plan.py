@@ -9,7 +9,17 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jaxserve.cli.arguments import File, Name, Number, Real, TimeUnit, needing, optional
+from jaxserve.cli.arguments import (
+    ALL_OF_TRACE,
+    File,
+    Name,
+    Number,
+    PartOfTrace,
+    Real,
+    TimeUnit,
+    needing,
+    optional,
+)
 from jaxserve.errors import InputError
 
 _Files = Annotated[tuple[str, ...], optional("[GPU/TP/FORMAT=]FILE ...")]
@@ -22,6 +32,7 @@ def plan_deployment(
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
     trace: File = None,
     time_unit: TimeUnit = None,
+    part: PartOfTrace = ALL_OF_TRACE,
     rate: Real = None,
     prompt: Number = None,
     output: Number = None,
@@ -45,7 +56,8 @@ def plan_deployment(
         tpot: PlanObjective on the mean time per output token after the first, in seconds.
         out: Folder to write: plan.json, report.html, and what starts the deployment.
         trace: Recorded traffic, as jaxserve simulate reads it.
-        time_unit: Unit of the trace's times, s or ms, if its format does not tell.
+        time_unit: Unit of the trace's times, if its format does not tell.
+        part: A part of the trace, in place of all of it.
         rate: Requests per second, in place of a trace.
         prompt: Prompt tokens of every request, with --rate.
         output: Output tokens of every request, with --rate.
@@ -65,6 +77,7 @@ def plan_deployment(
         backend: joblib's backend of the runs: loky starts processes here, ray uses the cluster of
             RAY_ADDRESS, or starts one here.
     """
+    from jaxserve.agents.progress import stage_progress
     from jaxserve.plan.answer import certainty, headline
     from jaxserve.plan.folder import check_folder, kept_file, write_folder
     from jaxserve.plan.inputs import (
@@ -87,7 +100,9 @@ def plan_deployment(
     if (trace is None) == (steady == (None, None, None)):
         raise InputError("name the traffic: either --trace, or --rate, --prompt and --output")
     if trace is not None:
-        requests, traffic = read_traffic(trace, time_unit)
+        with progress_bars() as progress:
+            reading = stage_progress(f"reading {trace.name}, MiB", progress)
+            requests, traffic = read_traffic(trace, time_unit, part.taken, reading)
     elif rate is None or prompt is None or output is None:
         raise InputError("--rate, --prompt and --output go together; name all three")
     else:

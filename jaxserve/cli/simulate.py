@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from jaxserve import checks
-from jaxserve.cli.arguments import File, Name, Number, TimeUnit
+from jaxserve.cli.arguments import ALL_OF_TRACE, File, Name, Number, PartOfTrace, TimeUnit
 from jaxserve.errors import InputError
 from jaxserve.show.outputs import check_output
 
@@ -29,6 +29,7 @@ def simulate_log(
     frontend_ms: float = 0.0,
     run: Number = None,
     time_unit: TimeUnit = None,
+    part: PartOfTrace = ALL_OF_TRACE,
     csv: File = None,
 ) -> None:
     """Run the reference simulator on your trace, and compare with its latencies if it has any.
@@ -50,11 +51,13 @@ def simulate_log(
             these prompts.
         frontend_ms: Delay between client and engine, which adds to TTFT, ms.
         run: Which run of a file to which vllm bench serve has appended several, from 1 on.
-        time_unit: Unit of the file's times, s or ms, where its format does not tell.
+        time_unit: Unit of the file's times, where its format does not tell.
+        part: A part of the file, in place of all of it.
         csv: File to write the simulated requests to.
     """
+    from jaxserve.agents.progress import stage_progress
     from jaxserve.show.simulation import quantities_table, requests_csv
-    from jaxserve.show.terminal import result_console
+    from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.sim.reference import own_log
     from jaxserve.sim.table.extent import Extent, warn_beyond
     from jaxserve.sim.traffic.request_logs import load_request_log
@@ -76,7 +79,9 @@ def simulate_log(
         prefix_caching=prefix_caching,
         frontend_s=frontend_ms / 1e3,
     )
-    requests = load_request_log(file, run, time_unit)
+    with progress_bars() as progress:
+        reading = stage_progress(f"reading {file.name}, MiB", progress)
+        requests = load_request_log(file, run, time_unit, part.taken, reading)
     served = own_log.simulate(requests.trace, engine.metadata.cost_model, by)
     console = result_console()
     console.print(f"{file}: {requests.trace.summary}", soft_wrap=True)

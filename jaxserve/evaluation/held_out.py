@@ -230,6 +230,7 @@ def to_json(evaluations: Sequence[Evaluations]) -> bytes:
                 "task_version": evaluated.setup.spec.version,
                 "split": evaluated.split,
                 "note": evaluated.setup.note,
+                "trace": evaluated.setup.trace and evaluated.setup.trace.facts,
                 "agents": {
                     agent: _statistics_data(found)
                     | {

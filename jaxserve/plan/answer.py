@@ -107,6 +107,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "format": FORMAT,
         "model": plan.inputs.model,
         "traffic": plan.inputs.traffic,
+        "trace": plan.inputs.trace.facts,
         "objective": dataclasses.asdict(objective),
         "max_gpus": plan.inputs.max_gpus,
         "prices_usd_per_hour": plan.inputs.prices,

@@ -49,7 +49,7 @@ _NOISE = 0.01
 
 
 @dataclass(frozen=True)
-class Figures:
+class CheckFigures:
     """Latencies of the requests of a check."""
 
     attainment: float
@@ -66,8 +66,8 @@ class Figures:
     @classmethod
     def of(
         cls, ttft_s: NDArray[np.float64], tpot_s: NDArray[np.float64], objective: PlanObjective
-    ) -> Figures:
-        """Figures of the times float64[n]; NaN where a request failed or has one token."""
+    ) -> CheckFigures:
+        """CheckFigures of the times float64[n]; NaN where a request failed or has one token."""
         inside = (ttft_s <= objective.ttft_s) & ~(tpot_s > objective.tpot_s)
         return cls(
             attainment=float(inside.mean()),
@@ -90,9 +90,9 @@ class Check:
     """requests that ended with an error."""
     seconds: float
     """time in which they were sent."""
-    expected: Figures
+    expected: CheckFigures
     """figures of the reference simulator, with the plan's times."""
-    measured: Figures
+    measured: CheckFigures
     """figures of the server."""
     factor: float
     """measured / planned times of iterations."""
@@ -224,12 +224,12 @@ def check_server(
         requests=len(outcomes),
         failed=len(failures),
         seconds=part.duration_s,
-        expected=Figures.of(
+        expected=CheckFigures.of(
             expected["ttft_s"],
             np.where(part.output_tokens > 1, expected["tpot_s"], np.nan),
             inputs.objective,
         ),
-        measured=Figures.of(ttft_s, tpot_s, inputs.objective),
+        measured=CheckFigures.of(ttft_s, tpot_s, inputs.objective),
         factor=factor,
         error=float(np.mean(scatter)),
         frontend_s=max(float(np.nanmedian(ttft_s - log["ttft_s"])), 0.0),

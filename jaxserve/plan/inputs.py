@@ -18,6 +18,8 @@ from jaxserve.sim.machine.formats import KV_FORMATS, STORED_BYTES
 from jaxserve.sim.machine.hardware import gpu_names, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.traffic.request_logs import load_request_log
+from jaxserve.sim.traffic.trace_files.part import WHOLE, TracePart
+from jaxserve.sim.traffic.trace_files.text import Advance
 from jaxserve.sim.traffic.traces import Trace
 from jaxserve.tasks.spec import TPOT_SLO_S, TTFT_SLO_S
 
@@ -110,17 +112,22 @@ def longest_context(model: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def read_traffic(path: Path, time_unit: str | None = None) -> tuple[Trace, str]:
+def read_traffic(
+    path: Path,
+    time_unit: str | None = None,
+    part: TracePart = WHOLE,
+    advance: Advance | None = None,
+) -> tuple[Trace, str]:
     """The requests of a trace or a log, and their description.
 
     Args:
       path: the file.
-      time_unit: unit of its times, see ``load_trace``.
+      time_unit, part, advance: see ``load_trace``.
 
     Raises:
       InputError: the file cannot be read, or all requests arrive at once.
     """
-    trace = load_request_log(path, time_unit=time_unit).trace
+    trace = load_request_log(path, None, time_unit, part, advance).trace
     if trace.duration_s <= 0:
         raise InputError(f"the requests of {path} all arrive at once; a plan needs a rate")
     return trace, f"{path.name}: {trace.summary}"

@@ -33,9 +33,12 @@ def trace(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     times = np.sort(rng.uniform(0, 20, 100))
     rows = [
-        {"timestamp": round(1e3 * time), "input_length": int(prompt), "output_length": int(output)}
+        {"chat_id": 0, "timestamp": time, "input_length": int(prompt), "output_length": int(output)}
         for time, prompt, output in zip(
-            times, rng.integers(50, 2000, 100), rng.integers(5, 60, 100), strict=True
+            times.round(3).tolist(),
+            rng.integers(50, 2000, 100),
+            rng.integers(5, 60, 100),
+            strict=True,
         )
     ]
     path = tmp_path / "trace.jsonl"

@@ -9,7 +9,7 @@ from typing import Any
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.file_formats import FileFormat, find, recognise, recognise_as, refusal
-from jaxserve.sim.traffic.trace_files import MAX_TOKENS
+from jaxserve.sim.traffic.trace_files.formats import MAX_TOKENS
 
 _MAX_S = 1e12
 

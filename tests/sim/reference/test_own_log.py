@@ -109,7 +109,8 @@ def test_the_command_says_that_a_clock_was_coarse(
     """Requests are spread over its tick."""
     path = tmp_path / "trace.jsonl"
     rows = [
-        {"timestamp": 3000 * (i // 2), "input_length": 9, "output_length": i + 1} for i in range(40)
+        {"timestamp": 3000 * (i // 2), "input_length": 9, "output_length": i + 1, "hash_ids": [i]}
+        for i in range(40)
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     assert cli.main(["simulate", str(path), "--table", _TABLE, "--batch-cap", "8"]) == 0
@@ -122,7 +123,7 @@ def test_requests_beyond_the_table_are_counted(
     """They are served as they are, and the command says so."""
     path = tmp_path / "log.jsonl"
     rows = [
-        {"timestamp": 1000 * i, "input_length": n, "output_length": 4}
+        {"timestamp": i, "input_length": n, "output_length": 4, "chat_id": i}
         for i, n in enumerate((500, 200_000))
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
