@@ -37,7 +37,7 @@ def in_processes(
         yield from (function(*job) for job in jobs)
         return
     # Ray's backend gives all results at the end.
-    as_they_come = get_active_backend()[0].supports_return_generator
+    as_they_come = getattr(get_active_backend()[0], "supports_return_generator", False)
     return_as = "generator" if as_they_come else "list"
     parallel = joblib.Parallel(workers or -1, return_as=return_as)
     with _deaf_children():
