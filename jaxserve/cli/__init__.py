@@ -5,8 +5,10 @@ Commands import their dependencies themselves, so that ``--help`` answers at onc
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -109,6 +111,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if unused:
             warnings.warn(unused, InputWarning, stacklevel=1)
         _set_up(given)
+        _join_lines_of_help()
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="jaxserve",
@@ -123,6 +126,16 @@ def _run(arguments: Sequence[str] | None) -> int:
         print("jaxserve: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _join_lines_of_help() -> None:
+    """Makes one line of each argument's description in the docstrings of commands, because tyro
+    prints their line breaks."""
+    for name, module in sys.modules.items():
+        if name.startswith(f"{__name__}."):
+            for each in vars(module).values():
+                if inspect.isfunction(each) and each.__module__ == name and each.__doc__:
+                    each.__doc__ = re.sub(r"\n {12,}(?=\S)", " ", each.__doc__)
 
 
 def _overview() -> str:

@@ -52,8 +52,8 @@ def plan_deployment(
 
     Args:
         model: Model, for example llama-3.1-8b, or path of a config.json of Hugging Face.
-        ttft: PlanObjective on the time to first token, in seconds.
-        tpot: PlanObjective on the mean time per output token after the first, in seconds.
+        ttft: Objective on the time to first token, in seconds.
+        tpot: Objective on the mean time per output token after the first, in seconds.
         out: Folder to write: plan.json, report.html, and what starts the deployment.
         trace: Recorded traffic, as jaxserve simulate reads it.
         time_unit: Unit of the trace's times, if its format does not tell.
