@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from jaxserve import checks
-from jaxserve.cli.arguments import File, Name, Number, TimeUnit
+from jaxserve.cli.arguments import File, Name, Number, Real, TimeUnit
 from jaxserve.errors import InputError
 from jaxserve.show.outputs import check_output
 
@@ -26,7 +27,8 @@ def simulate_log(
     token_budget: Number = None,
     tier: int = 0,
     prefix_caching: bool = False,
-    frontend_ms: float = 0.0,
+    concurrency: Number = None,
+    frontend_ms: Real = None,
     run: Number = None,
     time_unit: TimeUnit = None,
     csv: File = None,
@@ -48,7 +50,10 @@ def simulate_log(
         tier: Precision: 0 = FP16, 1 = INT8, 2 = INT4.
         prefix_caching: Share the KV of prompts with a common beginning; the trace's hash_ids name
             these prompts.
-        frontend_ms: Delay between client and engine, which adds to TTFT, ms.
+        concurrency: Requests in flight at most, as in a load test: each begins when another has
+            ended, whenever it came in the file.
+        frontend_ms: Delay between client and engine, which adds to TTFT, ms; by default what a
+            client's log shows, or 0.
         run: Which run of a file to which vllm bench serve has appended several, from 1 on.
         time_unit: Unit of the file's times, s or ms, where its format does not tell.
         csv: File to write the simulated requests to.
@@ -65,7 +70,8 @@ def simulate_log(
     if csv is not None:
         check_output(csv, "--csv")
     checks.whole("--tier", tier, 0, 2)
-    checks.number("--frontend-ms", frontend_ms, 0, 3_600_000)
+    if frontend_ms is not None:
+        checks.number("--frontend-ms", frontend_ms, 0, 3_600_000)
     engine = own_log.own_engine(table, hardware, model, tensor_parallel)
     by = own_log.ServedBy(
         kv_tokens=engine.kv_tokens(tier) if kv_tokens is None else kv_tokens,
@@ -74,13 +80,25 @@ def simulate_log(
         token_budget=engine.metadata.token_budget if token_budget is None else token_budget,
         tier=tier,
         prefix_caching=prefix_caching,
-        frontend_s=frontend_ms / 1e3,
+        frontend_s=(frontend_ms or 0.0) / 1e3,
+        concurrency=concurrency,
+        context_tokens=engine.context_tokens,
     )
     requests = load_request_log(file, run, time_unit)
     served = own_log.simulate(requests.trace, engine.metadata.cost_model, by)
     console = result_console()
     console.print(f"{file}: {requests.trace.summary}", soft_wrap=True)
-    for note in own_log.trace_notes(requests.trace):
+    notes = own_log.trace_notes(requests.trace, by.context_tokens)
+    unserved = own_log.unserved_note(requests.trace, served, by)
+    shown_s = own_log.frontend_of(requests, served) if frontend_ms is None else None
+    if shown_s is not None:
+        by = dataclasses.replace(by, frontend_s=shown_s)
+        served = own_log.simulate(requests.trace, engine.metadata.cost_model, by)
+        notes.append(
+            f"the log shows a front end of {1e3 * shown_s:.3g} ms, which is in the simulated TTFT; "
+            "--frontend-ms 0 leaves it out"
+        )
+    for note in filter(None, (*notes, unserved)):
         console.print(note, soft_wrap=True)
     lengths = (requests.trace.prompt_tokens, requests.trace.output_tokens)
     warn_beyond(engine.metadata.measured, Extent.of_requests(batch_cap, *lengths))

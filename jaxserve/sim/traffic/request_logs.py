@@ -43,6 +43,8 @@ class RequestLog:
     """float64[n], time to first token; None where the file does not tell."""
     tpot_s: Array | None
     """float64[n], mean time per token after the first, NaN for outputs of one; None likewise."""
+    of_client: bool = False
+    """whether times are those of the engine's client, with a front end in them."""
 
 
 def load_request_log(
@@ -90,7 +92,7 @@ def load_request_log(
         output_tokens=output.astype(np.int32),
         skipped=len(rows) - len(served),
     )
-    return RequestLog(trace, ttft_s, tpot_s)
+    return RequestLog(trace, ttft_s, tpot_s, of_client=reader is not _of_engine)
 
 
 _Reader = Callable[[str, Any, bytes], Iterator[_Row | None]]
