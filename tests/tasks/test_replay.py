@@ -183,7 +183,7 @@ def test_a_trace_of_which_nothing_fits_is_refused(spec: TaskSpec) -> None:
 
 def test_both_simulators_reject_the_same_requests(spec: TaskSpec) -> None:
     """The fast one does not serve them; its rejected requests are the reference's, whose engines
-    look at each request by itself. Other requests are as fast as without them."""
+    look at each request by itself, and the others are about as fast in both."""
     trace = recording(90)
     prompts = np.where(np.arange(len(trace)) % 5 == 0, 120_000, trace.prompt_tokens)
     long = dataclasses.replace(trace, prompt_tokens=prompts.astype(np.int32))
@@ -204,7 +204,8 @@ def test_both_simulators_reject_the_same_requests(spec: TaskSpec) -> None:
     rejected = [sum(float(np.sum(each.rejected)) for each in found) for found in (ours, theirs)]
     # An engine looks at a request at the end of its iteration, perhaps in the next window.
     assert rejected[0] > 5.0 and abs(rejected[0] - rejected[1]) <= 1.0
-    assert float(ours[-1].p99_itl_s) < 0.1
+    itl_s = [np.mean([float(each.itl_s) for each in found[2:]]) for found in (ours, theirs)]
+    assert itl_s[0] == pytest.approx(itl_s[1], rel=0.3)
 
 
 def test_a_drawn_task_with_requests_that_no_engine_serves_is_refused() -> None:
