@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from jaxserve import checks
-from jaxserve.cli.arguments import File, Name, Number, Real, TimeUnit
+from jaxserve.cli.arguments import File, Name, Number, Real, TimeUnit, optional
 from jaxserve.errors import InputError
 from jaxserve.show.outputs import check_output
 
@@ -20,6 +20,7 @@ def simulate_log(
     table: Name = None,
     hardware: Name = None,
     model: Name = None,
+    profile: Annotated[tuple[Path, Path, Path] | None, optional("FILE FILE FILE")] = None,
     tensor_parallel: int = 1,
     gpus: int = 1,
     batch_cap: int = 256,
@@ -42,6 +43,8 @@ def simulate_log(
         table: Latency table of the engine, by name or path.
         hardware: GPU, instead of --table, or the GPU file that --table was measured on.
         model: Model, likewise; or path of a config.json of Hugging Face.
+        profile: The three files of a layer profile (dense, per_sequence, attention), instead of
+            --table: times are interpolated in it.
         tensor_parallel: GPUs that share every layer, with --hardware.
         gpus: Engines behind one router.
         batch_cap: Largest number of running sequences of an engine.
@@ -61,6 +64,7 @@ def simulate_log(
     from jaxserve.show.simulation import quantities_table, requests_csv
     from jaxserve.show.terminal import result_console
     from jaxserve.sim.reference import own_log
+    from jaxserve.sim.reference.own_engine import own_engine
     from jaxserve.sim.table.extent import Extent, warn_beyond
     from jaxserve.sim.traffic.request_logs import load_request_log
 
@@ -72,20 +76,21 @@ def simulate_log(
     checks.whole("--tier", tier, 0, 2)
     if frontend_ms is not None:
         checks.number("--frontend-ms", frontend_ms, 0, 3_600_000)
-    engine = own_log.own_engine(table, hardware, model, tensor_parallel)
+    engine = own_engine(table, hardware, model, tensor_parallel, profile)
     by = own_log.ServedBy(
         kv_tokens=engine.kv_tokens(tier) if kv_tokens is None else kv_tokens,
         gpus=gpus,
         batch_cap=batch_cap,
-        token_budget=engine.metadata.token_budget if token_budget is None else token_budget,
+        token_budget=engine.token_budget if token_budget is None else token_budget,
         tier=tier,
         prefix_caching=prefix_caching,
         frontend_s=(frontend_ms or 0.0) / 1e3,
         concurrency=concurrency,
         context_tokens=engine.context_tokens,
     )
+    engine.check_limits(by.batch_cap, by.token_budget, by.tier)
     requests = load_request_log(file, run, time_unit)
-    served = own_log.simulate(requests.trace, engine.metadata.cost_model, by)
+    served = own_log.simulate(requests.trace, engine.timer, by)
     console = result_console()
     console.print(f"{file}: {requests.trace.summary}", soft_wrap=True)
     notes = own_log.trace_notes(requests.trace, by.context_tokens)
@@ -93,7 +98,7 @@ def simulate_log(
     shown_s = own_log.frontend_of(requests, served) if frontend_ms is None else None
     if shown_s is not None:
         by = dataclasses.replace(by, frontend_s=shown_s)
-        served = own_log.simulate(requests.trace, engine.metadata.cost_model, by)
+        served = own_log.simulate(requests.trace, engine.timer, by)
         notes.append(
             f"the log shows a front end of {1e3 * shown_s:.3g} ms, which is in the simulated TTFT; "
             "--frontend-ms 0 leaves it out"
@@ -101,7 +106,7 @@ def simulate_log(
     for note in filter(None, (*notes, unserved)):
         console.print(note, soft_wrap=True)
     lengths = (requests.trace.prompt_tokens, requests.trace.output_tokens)
-    warn_beyond(engine.metadata.measured, Extent.of_requests(batch_cap, *lengths))
+    warn_beyond(engine.measured, Extent.of_requests(batch_cap, *lengths))
     found = own_log.quantities(requests, served)
     own_log.check_unit(found)
     console.print(quantities_table(requests, served, found, by.kv_tokens))

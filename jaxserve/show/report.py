@@ -336,9 +336,9 @@ def kernel_report_table(report: KernelReport) -> Table:
     caption = ["errors are shares of the time of the layer that has the kernel"]
     if report.iterations is not None:
         caption.append(
-            f"{report.iterations.loads} whole iterations, also of prompts and decodes together: "
-            f"{100 * report.iterations.error:.1f} % off (worst "
-            f"{100 * report.iterations.worst_error:+.1f} %)"
+            f"{report.iterations.loads} whole iterations are {100 * report.iterations.error:.1f} % "
+            f"off (worst {100 * report.iterations.worst_error:+.1f} %), of prompts and decodes "
+            f"together {100 * report.iterations.mixed_error:.1f} %"
         )
     kept = [f"host time ({1e3 * metadata.cost_model.host_s:g} ms an iteration)"]
     kept += [LABELS[kind] for kind in report.kept]

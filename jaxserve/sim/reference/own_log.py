@@ -13,9 +13,6 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.machine.cost_model import IterationTimer
-from jaxserve.sim.machine.memory import kv_capacity_tokens
-from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.reference.settings import (
     Knobs,
     ReferenceSettings,
@@ -24,8 +21,6 @@ from jaxserve.sim.reference.settings import (
 )
 from jaxserve.sim.reference.simulator import ReferenceSimulator
 from jaxserve.sim.reference.trace_requests import trace_requests
-from jaxserve.sim.table.build import build
-from jaxserve.sim.table.file import TableMetadata, read_table_file
 from jaxserve.sim.traffic.request_logs import RequestLog
 from jaxserve.sim.traffic.traces import Trace
 
@@ -89,61 +84,6 @@ class Quantity:
     def error(self) -> float | None:
         """Relative error of the simulator, with its sign."""
         return None if not self.measured else self.simulated / self.measured - 1
-
-
-@dataclass(frozen=True)
-class OwnEngine:
-    """Constants of the engine behind a log."""
-
-    metadata: TableMetadata
-    """cost model, token budget and extent of its latency table."""
-    hardware: str
-    """name or file of the GPU, which may be known to the latency table alone."""
-    model: str
-    """name or file of the model, likewise."""
-
-    @property
-    def context_tokens(self) -> int | None:
-        """Context length of the model; None where it, or the model, is not known."""
-        try:
-            return load_model(self.model).context_tokens
-        except InputError:  # known to the latency table alone
-            return None
-
-    def kv_tokens(self, tier: int) -> int:
-        """Capacity of the KV pool: tokens that fit beside the weights of a tier.
-
-        Raises:
-          InputError: GPU or model is unknown.
-        """
-        served = serve(self.hardware, self.model, self.metadata.stack)
-        group = self.metadata.tensor_parallel
-        return int(kv_capacity_tokens(*served, tier, 1.0, False, group))
-
-
-def own_engine(
-    table: str | None, hardware: str | None, model: str | None, tensor_parallel: int
-) -> OwnEngine:
-    """The engine of a latency table, or of a model on a GPU.
-
-    Args:
-      table: name or path of a table.
-      hardware: name or file of a GPU; with a table, in place of the table's GPU.
-      model: name or file of a model, likewise.
-      tensor_parallel: GPUs that share every layer, without a table.
-
-    Raises:
-      InputError: the arguments do not go together, or one of them is unknown.
-    """
-    if table is not None:
-        if tensor_parallel != 1:
-            raise InputError("--tensor-parallel goes with --hardware; a --table has its own")
-        metadata = read_table_file(table).metadata
-    elif hardware is not None and model is not None:
-        metadata = build(hardware, model, tensor_parallel=tensor_parallel).metadata
-    else:
-        raise InputError("name either --table, or --hardware and --model")
-    return OwnEngine(metadata, hardware or metadata.hardware, model or metadata.model)
 
 
 def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:

@@ -17,6 +17,7 @@ from jaxserve.sim.fit.layer_profile import LayerProfile, ProfileTimer
 from jaxserve.sim.machine.cost_model import CostModel, IterationTimer
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.machine.stack import load_engine
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
@@ -27,7 +28,8 @@ TTFT_BAR, TPOT_BAR = 0.05, 0.03
 LAYERS = 32
 RTX_4090_BYTES_PER_S, RTX_4090_FLOPS = 1.008e12, 165.2e12
 """Memory bandwidth and dense bf16 rate with float32 sums, from the data sheet."""
-HOST_S = 0.0
+VERSION = "0.19.0"
+HOST_S = load_engine("vllm", VERSION).host_s
 """Seconds per iteration that vLLM 0.19 adds to the profiled kernels, the same in both runs of this
 version: vLLM composes a step while the GPU computes the previous one."""
 DATA_SHEET_BAR = 0.2
