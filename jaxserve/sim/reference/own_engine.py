@@ -132,13 +132,11 @@ def _profiled(
     llm = load_model(model)
     if isinstance(llm, LargeModel):
         raise InputError(
-            f"{llm.name} is not a dense model with full attention; its layers were not read"
+            f"{llm.name} is not a dense model with full attention; its profile is not read"
         )
     profile = read_kernels(files, llm, tensor_parallel).profile
     if profile is None:
-        raise InputError(
-            "--profile takes the files of a layer profile; table fit-kernels the others"
-        )
+        raise InputError("--profile takes the three files of a layer profile, not single kernels")
     timer = ProfileTimer(profile, llm.layers, load_engine(_PROFILED).host_s)
     budget = min(SchedulerSettings.token_budget, timer.most_tokens)
     return OwnEngine(timer, budget, hardware, model, tensor_parallel)

@@ -118,7 +118,7 @@ def test_drafts_do_not_multiply_the_time_of_a_sequence(depth: int) -> None:
 def test_short_chunks_are_recorded_graphs() -> None:
     """vLLM's least time of an iteration with prompt tokens begins beyond the sizes it captures: a
     prompt whose chunks are as short adds no launches."""
-    cost = _cost("llama-3.1-70b", 4)
+    cost = _cost("llama-3.1-70b", 8)
     assert cost.beyond is not None and cost.beyond.captured_tokens == 512
 
     def iteration_s(chunk: int) -> float:
