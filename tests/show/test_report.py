@@ -130,6 +130,24 @@ def test_the_tail() -> None:
     assert free.rows[0][free.header.index("USD / 1M good tok.")] == "-"
 
 
+def test_waits_that_are_not_resolved() -> None:
+    """A TTFT beyond the oldest age of a waiting line is said to be longer, without a figure; the
+    caption names what has no such limit."""
+    found = compared()
+    assert found.longest_ttft_s == 64.0
+    assert "longer and no more" not in tail_table(found).caption
+    slow = dataclasses.replace(
+        found.agents["default"].statistics.sums, ttft_exceeded=np.full((2, len(TTFT_EDGES_S)), 90.0)
+    )
+    evaluation = dataclasses.replace(found.agents["default"], statistics=statistics_of(slow))
+    over = dataclasses.replace(found, agents={"default": evaluation})
+    table, tail = evaluation_table(over), tail_table(over)
+    assert table.rows[0][table.header.index("TTFT p50")] == "> 64 s"
+    assert tail.rows[0][tail.header.index("TTFT p99")] == "> 64 s"
+    assert tail.rows[0][tail.header.index("TTFT p99, worst episode")] == "> 64 s"
+    assert "TTFT beyond 64 s is known to be longer and no more" in tail.caption
+
+
 def test_the_worst_class() -> None:
     """By its name, where there is more than one kind of requests."""
     found = compared(score=True)
