@@ -150,8 +150,8 @@ def tail_table(evaluated: Evaluations) -> TextTable:
     limit_s = evaluated.longest_ttft_s
     if any(found["ttft_p99_s"].mean > limit_s for found in rows.values()):
         caption.append(
-            f"TTFT beyond {limit_s:g} s is known to be longer and no more; `jaxserve simulate` plays "
-            "a trace without this limit"
+            f"TTFT beyond {limit_s:g} s is known to be longer and no more; `jaxserve simulate` "
+            "plays a trace without this limit"
         )
     headings = [heading for _, heading, _ in columns]
     worst_headings = (f"TTFT p99, worst {span}", f"SLO met %, worst {span}")
