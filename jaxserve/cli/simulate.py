@@ -94,6 +94,8 @@ def simulate_log(
     console = result_console()
     console.print(f"{file}: {requests.trace.summary}", soft_wrap=True)
     notes = own_log.trace_notes(requests.trace, by.context_tokens)
+    if concurrency is not None:
+        notes.append(f"{concurrency} requests are in flight, whenever they came in the file")
     unserved = own_log.unserved_note(requests.trace, served, by)
     shown_s = own_log.frontend_of(requests, served) if frontend_ms is None else None
     if shown_s is not None:

@@ -209,7 +209,8 @@ def frontend_of(log: RequestLog, simulated: np.ndarray) -> float | None:
     if log.ttft_s is None or not log.of_client:
         return None
     waited_s = simulated["first_scheduled_s"] - simulated["arrival_s"]
-    ready = np.flatnonzero(waited_s < simulated["tpot_s"][simulated["tpot_s"] > 0].mean())
+    steps_s = simulated["tpot_s"][simulated["tpot_s"] > 0]
+    ready = np.flatnonzero(waited_s < (steps_s.mean() if len(steps_s) else 0.0))
     shortest = ready[np.argsort(simulated["prompt_tokens"][ready], kind="stable")]
     chosen = shortest[: len(ready) // 3]
     if len(chosen) < _FEWEST_READY:
