@@ -223,14 +223,14 @@ class Prediction:
     def start(self) -> np.ndarray:
         """The shipped values of the constants, float64[constants].
 
-        An engine's constant has the value of one of its versions; a constant that no row has is at
-        its centre.
+        An engine's constant has the value of one of its versions, of those that have it; a constant
+        that no row has is at its centre.
         """
         values = np.array([each.centre for each in self._constants])
         for server, own in self._of.items():
             for i in own:
                 gpu, _ = shipped(server[0], server[1], known_version(server[3]))
-                values[i] = self._constants[i].of(gpu)
+                values[i] = self._constants[i].of(gpu) or values[i]
         return values
 
     def tpot_s(self, values: np.ndarray) -> np.ndarray:
