@@ -20,15 +20,13 @@ from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.fit.load_test import FitReport
 from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.reference.replay import run_closed_loop
-from jaxserve.sim.reference.request import Request
-from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
+from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.sim.traffic.traces import Trace
 
 _ROUNDS = 2
 _WAVES = 4.0
 """Requests for each one in flight where a load test does not say how many it sent."""
-_MOST_WAVES = 10.0
 _LARGEST_CAP = 512
 
 
@@ -76,16 +74,19 @@ def played(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Median TTFT and mean TPOT of each row in the reference simulator, s, float64[rows]."""
     timer = TabulatedTimer(cost, option.tier)
-    knobs = GpuKnobs(_LARGEST_CAP, option.kv_tokens(_LARGEST_CAP, token_budget), tier=option.tier)
-    settings = SchedulerSettings(token_budget=token_budget)
     ttft_s, tpot_s = np.empty(len(sweep)), np.empty(len(sweep))
     for row, (level, prompt, output) in enumerate(
         zip(sweep.concurrency, sweep.prompt_tokens, sweep.output_tokens, strict=True)
     ):
         count = int(max(_WAVES * level, 8))
-        requests = [
-            Request(number, 0.0, round(prompt), max(round(output), 2)) for number in range(count)
-        ]
-        log = run_closed_loop(requests, max(round(level), 1), timer, knobs, settings)
+        lengths = (np.full(count, max(round(each), 2), np.int32) for each in (prompt, output))
+        by = ServedBy(
+            option.kv_tokens(_LARGEST_CAP, token_budget),
+            batch_cap=_LARGEST_CAP,
+            token_budget=token_budget,
+            tier=option.tier,
+            concurrency=max(round(level), 1),
+        )
+        log = simulate(Trace(np.zeros(count), *lengths), timer, by)
         ttft_s[row], tpot_s[row] = np.median(log["ttft_s"]), log["tpot_s"].mean()
     return ttft_s, tpot_s

@@ -81,12 +81,11 @@ class PlanInputs:
         for each in self.kv_formats:
             checks.one_of("--kv-format", each, KV_FORMATS)
         model = load_model(self.model)
-        known = longest_context(self.model)
-        longest = self.longest_request
+        known, longest = model.context_tokens, self.longest_request
         if known is not None and longest > known:
             raise InputError(
-                f"the longest request of the traffic has {longest:,} tokens, but {model.name} has "
-                f"max_position_embeddings {known:,}; leave such requests out or name another model"
+                f"the longest request of the traffic has {longest:,} tokens, but the context of "
+                f"{model.name} has {known:,}; leave such requests out or name another model"
             )
 
     @property
@@ -99,17 +98,8 @@ class PlanInputs:
         """Context length that engines are started with, tokens: that of the longest request,
         rounded up as far as the model allows."""
         rounded = -(-self.longest_request // _LENGTH_STEP) * _LENGTH_STEP
-        known = longest_context(self.model)
+        known = load_model(self.model).context_tokens
         return rounded if known is None else min(rounded, known)
-
-
-def longest_context(model: str) -> int | None:
-    """``max_position_embeddings`` of a config.json; None where the model's file does not tell."""
-    path = Path(model)
-    if path.suffix != ".json" or not path.is_file():
-        return None
-    value = read_json(path, f"model file {path}").get("max_position_embeddings")
-    return value if isinstance(value, int) and value > 0 else None
 
 
 def read_traffic(

@@ -111,7 +111,7 @@ def test_an_answer_without_a_trace_by_a_load_test(tmp_path: Path) -> None:
 
 REFUSED = {
     "TTFT of a slip of units": (("--ttft", "1000"), "--ttft is 1000"),
-    "no GPU holds the model": (("--model", "llama-3.1-70b", "--max-gpus", "1"), "memory"),
+    "no GPU holds the model": (("--model", "qwen3-235b-a22b", "--max-gpus", "1"), "memory"),
     "no price": (("--prices", "prices.json"), "has no price of h100-sxm-80gb"),
     "nothing meets the objectives": (("--tpot", "0.001"), "the nearest is"),
     "a load test of another model": (

@@ -1,5 +1,4 @@
-"""Requests on one engine: the reference simulator without deployment, fed by a clock or by a
-closed loop."""
+"""A list of requests on one engine: the reference simulator without deployment."""
 
 from __future__ import annotations
 
@@ -54,39 +53,3 @@ def run_requests(
             now = arrivals[upcoming].arrival_s
         else:
             return request_log(requests)
-
-
-def run_closed_loop(
-    requests: Sequence[Request],
-    in_flight: int,
-    timer: IterationTimer,
-    knobs: GpuKnobs,
-    settings: SchedulerSettings | None = None,
-    seed: int = 0,
-) -> np.ndarray:
-    """Serves ``requests`` to the end, ``in_flight`` at a time: the next one arrives when one ends.
-
-    Args:
-      requests: their lengths in tokens, in the order of sending; the arrivals are filled in.
-      in_flight: requests that the client keeps in flight.
-      timer, knobs, settings, seed: see ``run_requests``.
-
-    Returns:
-      ``LOG_DTYPE`` rows in the order of ``requests``.
-    """
-    engine = Engine(timer, knobs, settings or SchedulerSettings(), np.random.default_rng(seed))
-    now, sent = 0.0, 0
-    flying: list[Request] = []
-    while sent < len(requests) or flying:
-        while sent < len(requests) and len(flying) < in_flight:
-            requests[sent].arrival_s = now
-            engine.waiting.push(requests[sent])
-            flying.append(requests[sent])
-            sent += 1
-        end_s = engine.start(now)
-        if end_s is None:
-            break  # What is left does not fit into the KV pool.
-        engine.finish(end_s)
-        now = end_s
-        flying = [request for request in flying if not request.finish_s > 0.0]
-    return request_log(requests)

@@ -53,6 +53,8 @@ class RequestLog:
     """float64[n], time to first token; None where the file does not tell."""
     tpot_s: Array | None
     """float64[n], mean time per token after the first, NaN for outputs of one; None likewise."""
+    of_client: bool = False
+    """whether times are those of the engine's client, with a front end in them."""
 
 
 def load_request_log(
@@ -156,7 +158,7 @@ def _log(
         whole=of_file if part.stated else None,
     )
     ttft_s, tpot_s = (times[taken] / second for times in latencies)
-    return RequestLog(trace, ttft_s, tpot_s)
+    return RequestLog(trace, ttft_s, tpot_s, of_client=not unsure)
 
 
 _Reader = Callable[[str, Any, bytes], Iterator[_Row | None]]

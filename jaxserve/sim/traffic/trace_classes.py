@@ -144,21 +144,32 @@ def prompt_edges(prompt_tokens: NDArray[np.int32], bins: int) -> tuple[int, ...]
     return tuple(int(edge) for edge in edges if edge < prompt[-1])
 
 
-def split_classes(trace: Trace, classes: ClassMap) -> tuple[TraceClass, ...]:
+def split_classes(
+    trace: Trace, classes: ClassMap, served: NDArray[np.bool_] | None = None
+) -> tuple[TraceClass, ...]:
     """The trace's traffic classes, in the order of ``ClassMap.of``.
+
+    Args:
+      trace: n requests.
+      classes: see ``class_map``.
+      served: bool[n], the requests that count, all by default; a class that has none of them has
+        the lengths of all of them, and no share.
 
     Raises:
       InputError: a class has no request.
     """
     index = classes.of(trace)
+    counted = np.ones(len(trace), bool) if served is None else served
     found = []
     for place, name in enumerate(classes.names):
         members = index == place
         if not members.any():
             raise InputError(f"edges {classes.edges} leave class {name} without requests")
+        share = float(members[counted].mean())
+        members = members & counted if share else counted
         found.append(
             TraceClass(
-                share=float(members.mean()),
+                share=share,
                 prompt=lengths.from_samples(trace.prompt_tokens[members]),
                 output=lengths.from_samples(trace.output_tokens[members]),
             )
@@ -167,7 +178,12 @@ def split_classes(trace: Trace, classes: ClassMap) -> tuple[TraceClass, ...]:
 
 
 def to_class_counts(
-    trace: Trace, classes: ClassMap, *, window_s: float = 1.0, ticks: int = 8
+    trace: Trace,
+    classes: ClassMap,
+    *,
+    window_s: float = 1.0,
+    ticks: int = 8,
+    counted: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
     """Arrivals per tick and class.
 
@@ -176,6 +192,7 @@ def to_class_counts(
       classes: F of them, see ``class_map``.
       window_s: length of a control window, seconds.
       ticks: K, ticks in a window.
+      counted: bool[n], the requests that count; all by default.
 
     Returns:
       float32[W, K, F], whole numbers; the last window is filled up with silence.
@@ -199,5 +216,6 @@ def to_class_counts(
     np.minimum(cell, windows * ticks - 1, out=cell)
     cell *= count
     cell += classes.of(trace)
+    cell = cell if counted is None else cell[counted]
     counts = np.bincount(cell, minlength=windows * ticks * count)
     return counts.reshape(windows, ticks, count).astype(np.float32)

@@ -9,6 +9,7 @@ the traffic's.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,14 @@ class Trace:
         return None if self.blocks is None else self.blocks.repeated_share(self.prompt_tokens)
 
     @property
+    def total_tokens(self) -> NDArray[np.int64]:
+        """int64[n], tokens of each request, prompt and output together."""
+        return self.prompt_tokens.astype(np.int64) + self.output_tokens
+
+    @property
     def beyond_table(self) -> tuple[int, int]:
         """Requests longer than the longest context of a latency table, and their tokens beyond."""
-        over = np.add(self.prompt_tokens, self.output_tokens, dtype=np.int64)
-        over -= MAX_CONTEXT_TOKENS
+        over = self.total_tokens - MAX_CONTEXT_TOKENS
         return int((over > 0).sum()), int(over[over > 0].sum())
 
     def within_table(self) -> Trace:
@@ -175,16 +180,26 @@ class Trace:
             "the time to the next"
         )
 
-    @property
-    def note(self) -> str | None:
+    def note(self, longest_tokens: float = math.inf) -> str | None:
         """Note on requests that a latency table does not replay as recorded; None if there are
-        none."""
+        none.
+
+        Args:
+          longest_tokens: of a request that is served, prompt and output together.
+        """
         notes = [] if self.tick_note is None else [self.tick_note]
         if self.skipped:
             total = len(self) + self.skipped
             notes.append(f"{self.skipped:,} of {total:,} requests failed and are left out")
+        rejected = int((self.total_tokens > longest_tokens).sum())
+        if rejected:
+            notes.append(
+                f"{rejected:,} of {len(self):,} requests ({rejected / len(self):.1%}) have more "
+                f"tokens, prompt and output together, than the {longest_tokens:,.0f} that KV pool "
+                "and context length allow; they are rejected, and count as missed"
+            )
         requests, tokens = self.beyond_table
-        if requests:
+        if requests and longest_tokens > MAX_CONTEXT_TOKENS:
             notes.append(
                 f"{requests:,} of {len(self):,} requests are longer, prompt and output together, "
                 f"than the {MAX_CONTEXT_TOKENS:,} tokens that latency tables know; they are "

@@ -56,6 +56,7 @@ def test_every_format_gives_the_same(text: str, tmp_path: Path) -> None:
     assert log.trace.prompt_tokens.tolist() == [512, 64]
     assert log.trace.output_tokens.tolist() == [101, 1]
     assert log.trace.skipped == 1
+    assert log.of_client == ("queued_ts" not in text)
     assert log.ttft_s is not None and log.tpot_s is not None
     np.testing.assert_allclose(log.ttft_s, [0.25, 0.5])
     np.testing.assert_allclose(log.tpot_s, [0.02, np.nan])

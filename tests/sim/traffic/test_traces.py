@@ -249,11 +249,11 @@ def test_requests_of_a_coarse_tick_are_spread_over_it(write) -> None:
             "".join(json.dumps(row | {"output_length": i + 1}) + "\n" for i, row in enumerate(rows))
         )
     )
-    assert trace.tick_s == 3.0 and "every 3 s" in (trace.note or "")
+    assert trace.tick_s == 3.0 and "every 3 s" in (trace.note() or "")
     np.testing.assert_allclose(trace.arrival_s[:6], [0.0, 1.4995, 2.999, 4.499, 6.0, 7.5])
     assert trace.arrival_s[-1] == pytest.approx(58.5)
     twice = load_trace(DATA / "azure_small.csv")
-    assert twice.tick_s is None and twice.note is None
+    assert twice.tick_s is None and twice.note() is None
 
 
 @pytest.mark.parametrize("step_s", [0.4, 7.3])
@@ -361,14 +361,14 @@ def test_requests_beyond_the_tables_are_counted_and_shortened() -> None:
         np.array([72, 100, 200], np.int32),
     )
     assert trace.beyond_table == (2, 69_028 + 128)
-    assert "2 of 3 requests are longer" in (trace.note or "")
-    assert "69,156 tokens" in (trace.note or "")
+    assert "2 of 3 requests are longer" in (trace.note() or "")
+    assert "69,156 tokens" in (trace.note() or "")
     shorter = trace.within_table()
     assert shorter.prompt_tokens.tolist() == [131_000, 130_972, 130_872]
     assert shorter.output_tokens.tolist() == [72, 100, 200]
     assert shorter.beyond_table == (0, 0)
     assert shorter.within_table() is shorter
-    assert shorter.note is None
+    assert shorter.note() is None
 
 
 PLAIN = "Timestamp,Request tokens,Response tokens\n"
@@ -406,7 +406,7 @@ def test_what_was_understood_is_one_line(write) -> None:
         "2 requests in 10 min, 0.00333/s (times in s), prompts of 200 and outputs of 20 tokens "
         "on average; 1 that failed are left out"
     )
-    assert trace.note == "1 of 3 requests failed and are left out"
+    assert trace.note() == "1 of 3 requests failed and are left out"
 
 
 def test_an_unknown_log_is_told_from_a_trace(write) -> None:
