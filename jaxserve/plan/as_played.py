@@ -79,7 +79,11 @@ def played(
         zip(sweep.concurrency, sweep.prompt_tokens, sweep.output_tokens, strict=True)
     ):
         count = int(max(_WAVES * level, 8))
-        lengths = (np.full(count, max(round(each), 2), np.int32) for each in (prompt, output))
+        equal = Trace(
+            np.zeros(count),
+            np.full(count, round(prompt), np.int32),
+            np.full(count, max(round(output), 2), np.int32),
+        )
         by = ServedBy(
             option.kv_tokens(_LARGEST_CAP, token_budget),
             batch_cap=_LARGEST_CAP,
@@ -87,6 +91,6 @@ def played(
             tier=option.tier,
             concurrency=max(round(level), 1),
         )
-        log = simulate(Trace(np.zeros(count), *lengths), timer, by)
+        log = simulate(equal, timer, by)
         ttft_s[row], tpot_s[row] = np.median(log["ttft_s"]), log["tpot_s"].mean()
     return ttft_s, tpot_s

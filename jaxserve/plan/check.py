@@ -106,10 +106,10 @@ class Check:
         off = self.factor - 1.0
         side = "slower" if off > 0 else "faster"
         return [
-            f"checked on {self.requests:,} requests in {self.seconds:.0f} s, of which "
+            f"The check sent {self.requests:,} requests in {self.seconds:.0f} s, of which "
             f"{self.failed:,} failed: iterations are {abs(off):.1%} {side} than planned "
             f"(within {self.error:.1%}), and {1e3 * self.frontend_s:.0f} ms pass between client "
-            "and engine",
+            "and engine.",
             *(
                 f"{name}: planned {scale * planned:.4g}{unit}, measured {scale * found:.4g}{unit} "
                 f"({found / planned - 1:+.1%})"
