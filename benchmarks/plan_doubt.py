@@ -20,16 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.page import page_parser, publish
+from jaxserve.plan.as_played import played
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, gpu_prices
 from jaxserve.plan.load_tests import measured_options
 from jaxserve.plan.options import EngineOption, engine_options
-from jaxserve.plan.play import PlannedDeployment, Play, Player
+from jaxserve.plan.play import PlannedDeployment, Play, Player, interval
 from jaxserve.plan.search import search
-from jaxserve.plan.timer import TabulatedTimer
-from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.reference.engine import Engine
-from jaxserve.sim.reference.request import Request
-from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
+from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.traffic.traces import Trace
 
 NEAR = 1.10
@@ -49,7 +46,7 @@ _LAYOUT = 0.03
 """The same of the factor on all times of each layout, beside those of its kind of GPU."""
 _SCATTER = 0.01
 _PROMPTS, _LEVELS, _OUTPUT = (256, 1024, 3072), (1, 4, 16, 64), 128
-_WAVES = 4
+_BUDGET = 2048
 _DURATION_S = 200.0
 
 
@@ -176,45 +173,22 @@ def _times(value: float | tuple[float, ...], factor: float) -> float | tuple[flo
 
 def play_load_test(option: EngineOption, path: Path, rng: np.random.Generator) -> None:
     """Writes a closed-loop load test of an engine, with scatter."""
-    lines = []
-    for prompt in _PROMPTS:
-        for level in _LEVELS:
-            tpot_s, ttft_s = _closed_loop(option.cost, option, level, prompt)
-            scatter = 1.0 + _SCATTER * rng.standard_normal()
-            lines.append(
-                {
-                    "max_concurrency": level,
-                    "random_input_len": prompt,
-                    "random_output_len": _OUTPUT,
-                    "mean_tpot_ms": 1e3 * tpot_s * scatter,
-                    "median_ttft_ms": 1e3 * ttft_s,
-                }
-            )
+    levels, prompts = (each.ravel() for each in np.meshgrid(_LEVELS, _PROMPTS))
+    fixed = np.ones(len(levels))
+    asked = Sweep(1.0 * levels, 1.0 * prompts, _OUTPUT * fixed, fixed, None)
+    lines = [
+        {
+            "max_concurrency": int(level),
+            "random_input_len": int(prompt),
+            "random_output_len": _OUTPUT,
+            "mean_tpot_ms": 1e3 * tpot_s * (1.0 + _SCATTER * rng.standard_normal()),
+            "median_ttft_ms": 1e3 * ttft_s,
+        }
+        for level, prompt, ttft_s, tpot_s in zip(
+            levels, prompts, *played(asked, option.cost, option, _BUDGET), strict=True
+        )
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-def _closed_loop(
-    cost: CostModel, option: EngineOption, level: int, prompt: int
-) -> tuple[float, float]:
-    """Mean TPOT and median TTFT with ``level`` requests in flight, s."""
-    knobs = GpuKnobs(batch_cap=512, kv_capacity_tokens=option.kv_tokens(512, 2048))
-    engine = Engine(
-        TabulatedTimer(cost, option.tier), knobs, SchedulerSettings(), np.random.default_rng(0)
-    )
-    total = max(_WAVES * level, 8)
-    requests: list[Request] = []
-    now, done = 0.0, 0
-    while done < total:
-        while len(requests) < total and len(requests) - done < level:
-            requests.append(Request(len(requests), now, prompt, _OUTPUT))
-            engine.waiting.push(requests[-1])
-        end_s = engine.start(now)
-        assert end_s is not None
-        engine.finish(end_s)
-        now = end_s
-        done = sum(request.finish_s > 0 for request in requests)
-    tpot_s = float(np.mean([request.tpot_s for request in requests]))
-    return tpot_s, float(np.median([request.ttft_s for request in requests]))
 
 
 def play(scenario: Scenario, seed: int, folder: Path) -> Row:
@@ -240,14 +214,13 @@ def play(scenario: Scenario, seed: int, folder: Path) -> Row:
     player = Player(inputs)
     named = search(inputs, options, player).best.deployment
     doubt = named.option.doubt
-    low, high = (
-        player.play([Play(named, slowdown=each)])[0].attainment
-        for each in (doubt.slower, doubt.faster)
+    stated = interval(
+        player.play([Play(named, slowdown=at) for at in (doubt.slower, 1.0, doubt.faster)])
     )
     true_option = next(each for each in hidden if each.name == named.option.name)
     (true,) = player.play([Play(dataclasses.replace(named, option=true_option))])
     cheapest = search(inputs, hidden, player).best.deployment
-    return Row(scenario, named, (low, high), true.attainment, cheapest)
+    return Row(scenario, named, stated, true.attainment, cheapest)
 
 
 def page_text(rows: Sequence[Row]) -> str:

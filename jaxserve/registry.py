@@ -22,6 +22,7 @@ from jaxserve.fields import Tier
 from jaxserve.sim.fast.state import Slo
 from jaxserve.sim.machine.deployment import Deployment, build_deployment
 from jaxserve.sim.machine.hardware import Gpu, load_gpu
+from jaxserve.sim.machine.memory import longest_request_tokens
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.table.extent import Extent, warn_beyond
@@ -35,6 +36,7 @@ from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.overrides import override
 from jaxserve.tasks.replay import (
     TRACE_AGES,
+    Replay,
     recorded_reuse,
     repeated_note,
     replay_spec,
@@ -107,8 +109,10 @@ class _Resolved:
     table: TableFile
     token_budget: int
     trace: Trace | None
-    counts: np.ndarray | None
-    """float32[W, K, F], arrivals of the trace; None where traffic is drawn."""
+    longest_tokens: float
+    """tokens of the longest request that can be served, prompt and output together."""
+    replay: Replay | None
+    """arrivals of the trace; None where traffic is drawn."""
 
 
 def _resolve(
@@ -147,20 +151,64 @@ def _resolve(
             f"slos has objectives of kinds of a trace, but task {spec.name} replays none; name one "
             "as trace"
         )
-    counts = None
-    if trace is not None:
-        spec, counts = replay_spec(spec, trace, slos)
-    return _Resolved(spec, deployment, file, budget, trace, counts)
+    context = load_model(spec.model).context_tokens
+    longest = longest_request_tokens(_pools(spec, deployment)[1], context)
+    replay = None
+    if trace is None:
+        _check_longest(spec, longest)
+    else:
+        spec, replay = replay_spec(spec, trace, slos, longest)
+    return _Resolved(spec, deployment, file, budget, trace, longest, replay)
+
+
+def _pools(spec: TaskSpec, deployment: Deployment) -> NDArray[np.float64]:
+    """KV tokens that one GPU has room for under the settings that the task's knobs allow: the
+    least and the most."""
+    tiers, depths, shares = (
+        _knob_range(spec, knob)
+        for knob in ("quantization_tier", "speculation_depth", "kv_budget_fraction")
+    )
+    drafting = slice(int(depths[0] > 0), int(depths[1] > 0) + 1)
+    pools = np.asarray(deployment.kv_pool_tokens, np.float64)
+    pools = pools[int(tiers[0]) : int(tiers[1]) + 1, drafting]
+    return np.array([shares[0] * pools.min(), shares[1] * pools.max()])
+
+
+def _lowered_note(resolved: _Resolved) -> str | None:
+    """Note on requests that fit the KV pool, but not a budget to which knobs may lower it."""
+    least, _ = _pools(resolved.spec, resolved.deployment)
+    streams = resolved.spec.streams
+    longest = max(stream.prompt.quantiles[-1] for stream in streams)
+    if longest <= least:
+        return None
+    return (
+        f"knobs may leave a GPU {least:,.0f} KV tokens; while they do, prompts of up to "
+        f"{longest:,.0f} tokens are served all the same, which an engine would reject"
+    )
+
+
+def _check_longest(spec: TaskSpec, longest_tokens: float) -> None:
+    """Refuses a task that draws requests which no engine would serve."""
+    for stream in spec.streams:
+        tokens = stream.prompt.quantiles[-1] + stream.output.quantiles[-1]
+        if tokens > longest_tokens:
+            raise InputError(
+                f"task {spec.name}: the longest request of stream {stream.name} has {tokens:,.0f} "
+                f"tokens, prompt and output together; KV pool and context length of {spec.model} "
+                f"allow {longest_tokens:,.0f}: name another GPU or model, or shorten the lengths"
+            )
 
 
 def _notes(resolved: _Resolved, slos: Mapping[str, KindSlo] | None) -> Iterable[str]:
-    """Sentences on how the replay of a trace differs from its recording."""
+    """Sentences on what is not played as it was recorded, or as an engine would."""
     spec, trace = resolved.spec, resolved.trace
+    lowered = _lowered_note(resolved)
     if trace is None:
-        return ()
+        return filter(None, (lowered,))
     unused = None if spec.deployment.prefix_caching else repeated_note(trace)
     shared = None if slos else shared_slo_note(spec, trace)
-    return filter(None, (trace.note, unused, shared))
+    note = trace.note(resolved.longest_tokens)
+    return filter(None, (note, lowered, unused, shared))
 
 
 def _assemble(resolved: _Resolved) -> ServeEnv:
@@ -178,7 +226,7 @@ def _assemble(resolved: _Resolved) -> ServeEnv:
     return ServeEnv(
         table=latency_table(resolved.table, resolved.token_budget, lengths),
         deployment=resolved.deployment,
-        workload=_workload(spec, classes, regimes, resolved.counts),
+        workload=_workload(spec, classes, regimes, resolved.replay),
         slo=Slo(on_device(ttft_slo_s), on_device(tpot_slo_s)),
         reward=_reward_model(spec, streams, regimes, resolved.deployment, ttft_slo_s),
         knob_active=on_device([knob in spec.knobs for knob in KNOBS], np.bool_),
@@ -195,9 +243,7 @@ def _assemble(resolved: _Resolved) -> ServeEnv:
 
 def _extent(spec: TaskSpec) -> Extent:
     """Extent of the task's traffic and knobs, to be compared with that of a table."""
-    cap = make_action(**spec.locked).batch_cap
-    if "batch_cap" in spec.knobs:
-        cap = _limits(spec, 1)["batch_cap"]
+    cap = _knob_range(spec, "batch_cap")[1]
     streams = [
         Extent.of_requests(float(cap), stream.prompt.quantiles, stream.output.quantiles)
         for stream in spec.streams
@@ -214,17 +260,19 @@ def _deployment(spec: TaskSpec, hardware: str, file: TableFile, token_budget: in
 
 
 def _workload(
-    spec: TaskSpec, classes: TrafficClasses, regimes: Regimes, counts: np.ndarray | None
+    spec: TaskSpec, classes: TrafficClasses, regimes: Regimes, replay: Replay | None
 ) -> Workload:
-    """Args: ``counts`` of a trace that is replayed, None where traffic is drawn."""
+    """Args: ``replay`` of a trace, None where traffic is drawn."""
     workload = Workload(
         classes=classes, regimes=regimes, cycle_period_s=on_device(spec.cycle_period_s)
     )
-    if counts is None:
+    if replay is None:
         return workload
+    counts, rejected = replay.counts, replay.rejected
     return dataclasses.replace(
         workload,
         replay_counts=on_device(counts),
+        replay_rejected=None if rejected is None else on_device(rejected),
         replay_starts=on_device(np.arange(len(counts)), np.int32),
         replay_places=on_device(max(len(counts) - spec.horizon, 0) + 1, np.int32),
     )
@@ -301,12 +349,14 @@ def _layout(env: ServeEnv) -> dict[str, str]:
     """Properties that decide which arrays an environment has, and their shapes."""
     classes, counts = env.workload.classes, env.workload.replay_counts
     ages, reuse = classes.output_ages, classes.reuse
+    no_rejects = env.workload.replay_rejected is None
     return {
         "window_s": f"{env.window_s:g}",
         "ticks": f"{env.ticks}",
         "output_ages": f"{MEMORYLESS if ages is None else ages.hazard.shape[-1] - 1}",
         "the table's longest prompt": f"{PROMPT_LENGTHS[env.table.lengths - 1]:,} tokens",
         "traffic": "drawn" if counts is None else f"a recording of {len(counts):,} windows",
+        "requests too long to be served": "none" if no_rejects else "some",
         "prefix caching": "without effect"
         if reuse is None
         else f"on {reuse.product.shape[-3]} GPUs",
@@ -326,6 +376,13 @@ def _limits(spec: TaskSpec, end: int) -> dict[str, float]:
         knob: bound.number(spec.limits.get(knob, (bound.low, bound.high))[end])
         for knob, bound in ACTION_BOUNDS.items()
     }
+
+
+def _knob_range(spec: TaskSpec, knob: str) -> tuple[float, float]:
+    """The least and the greatest value that a knob may have in the task."""
+    if knob not in spec.knobs:
+        return spec.locked[knob], spec.locked[knob]
+    return _limits(spec, 0)[knob], _limits(spec, 1)[knob]
 
 
 def _with_limit_of(spec: TaskSpec, gpu: Gpu) -> TaskSpec:

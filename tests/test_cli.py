@@ -13,6 +13,7 @@ import pytest
 import jaxserve
 from jaxserve import cli
 from jaxserve.agents.task_setup import load_setup
+from jaxserve.file_formats import described
 from jaxserve.sim.machine import memory
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
@@ -283,12 +284,16 @@ def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
             "output_length": 50,
             "hash_ids": [i // 2],
         }
-        for i in range(500)
+        for i in range(600)
     ]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["--trace", str(trace), "--agent", "default", "--episodes", str(EPISODES)]
-    assert cli.main(["evaluate", *arguments]) == 0
+    part = ["--from", "84s", "--for", "7000s", "--json", str(tmp_path / "results.json")]
+    assert cli.main(["evaluate", *arguments, *part]) == 0
     printed = capsys.readouterr()
+    assert "500 requests in 116 min" in printed.err and "of 600 requests in" in printed.err
+    (evaluated,) = json.loads((tmp_path / "results.json").read_text())["evaluations"]
+    assert evaluated["trace"]["left_out"] == {"failed": 0, "outside": 100, "not_sampled": 0}
     assert f"trace_replay, {EPISODES} test episodes" in printed.out
     assert "no scores, because the anchors are for the task's own trace" in printed.out
     said = "jaxserve: 49% of the trace's prompt tokens are in blocks (hash_ids) that it had before"
@@ -404,9 +409,17 @@ def test_table_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["table", "fit", str(sweep), *options]) == 0
     printed = capsys.readouterr().out
     assert "fit to 8 rows" in printed and f"wrote {out}" in printed
+    assert "sweep.csv: 8 rows (columns), " in printed
     assert "all outputs have 256 tokens, beyond which" in " ".join(printed.split())
     assert out.is_file()
     assert "none.csv" in sentence(capsys, "table", "fit", "none.csv", *options)
+
+
+def test_formats_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with what it gives, what it cannot tell, and an example."""
+    assert cli.main(["formats"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == f"{described()}\n" and "  load test: table fit" in printed
 
 
 def test_a_load_test_in_other_units(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -152,6 +152,12 @@ class ReferenceEpisode:
         self.traffic, start, time_scale, seed = jax.tree.map(
             np.asarray, _start(env, key, self.windows)
         )
+        self._arrivals = self.traffic.counts.sum(axis=1)
+        # Requests too long to be served: those drawn from classes are without them.
+        self._too_long = np.zeros_like(self._arrivals)
+        if self.traffic.rejected is not None:
+            self._arrivals = self._arrivals + self.traffic.rejected
+            self._too_long += self.traffic.rejected if trace is None else 0.0
         classes = env.workload.classes
         if trace is None:
             self.requests = episode_requests(self.traffic, classes, key, env.window_s)
@@ -238,10 +244,10 @@ class ReferenceEpisode:
         )
         energy_j = self._energy_j(stats)
         values: dict[str, Any] = dict(
-            arrivals=self.traffic.counts[self._window - 1].sum(axis=0),
+            arrivals=self._arrivals[self._window - 1],
             completed=completed,
             good=count(done["traffic_class"][self.meets_slo(done)]),
-            rejected=count_requests(rejected),
+            rejected=count_requests(rejected) + self._too_long[self._window - 1],
             lost=count_requests(lost),
             waiting=count_requests([r for r in self._open if r.id in queued]),
             running=count_requests([r for r in self._open if r.id not in queued]),

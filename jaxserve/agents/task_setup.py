@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxserve.agents.policy import Policy
+from jaxserve.agents.progress import Progress, stage_progress
 from jaxserve.agents.recorded_episodes import (
     disjoint_episodes,
     is_recorded,
@@ -63,6 +64,8 @@ class TaskSetup:
     """places of the traffic classes of each kind of request, by name."""
     named_policy: Policy | None = None
     """policy of weights that the user named; None if ``weights`` is the default directory."""
+    trace: Trace | None = None
+    """recorded traffic of the user's own; None where the task's traffic stays."""
     doubt: float = 0.0
     """relative doubt of the latency table's times; 0 for a task with anchors, whose table is exact
     by definition."""
@@ -112,7 +115,12 @@ class TaskSetup:
         return env, keys[spread_order(len(keys))]
 
 
-def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> TaskSetup:
+def load_setup(
+    task: str | int,
+    weights: Path | None = None,
+    progress: Progress | None = None,
+    **own: Any,
+) -> TaskSetup:
     """A task with its anchors.
 
     Naming the task's own hardware, model, table or trace is the same as naming none.
@@ -120,6 +128,7 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
     Args:
       weights: directory with those of the agent ppo; default is the task's packaged ones, or
         NAME.weights beside a task file.
+      progress: told about the reading of a large trace.
       own: fields of ``jaxserve.tasks.own_deployment.OwnDeployment``.
 
     Raises:
@@ -129,7 +138,7 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
     said = OwnDeployment(**own)
     reader = InputFiles()
     own_spec, given = with_own_deployment(spec, said, reader)
-    trace = _own_trace(spec, said)
+    trace = _own_trace(spec, said, progress)
     files: dict[str, Any] = given if trace is None else {**given, "trace": trace}
     env = make(own_spec, slos=own_slos(said), **files)
     inputs = _inputs(own_spec, said, given, reader)
@@ -138,6 +147,7 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
         name: value
         for name, value in said.given.items()
         if inputs.get(name, value) != task_itself.get(name)
+        or (name == "trace" and said.part.stated)
     }
     named_policy = None
     if weights is not None:
@@ -159,21 +169,27 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
     doubt = 0.0 if anchors is not None else _doubt(own_spec, given, reader)
     kinds = _kinds(own_spec, trace)
     return TaskSetup(
-        env, own_spec, inputs, changes, anchors, note, weights, kinds, named_policy, doubt
+        env, own_spec, inputs, changes, anchors, note, weights, kinds, named_policy, trace, doubt
     )
 
 
-def _own_trace(spec: TaskSpec, own: OwnDeployment) -> Trace | None:
+def _own_trace(spec: TaskSpec, own: OwnDeployment, progress: Progress | None) -> Trace | None:
     """The trace of the user's own; None where the task's traffic stays.
 
     Raises:
-      InputError: the trace cannot be read, or a unit of time is given without a trace.
+      InputError: the trace cannot be read, or its unit or part is given without a trace.
     """
-    if own.time_unit is not None and own.trace is None:
-        raise InputError("time_unit is the unit of a trace's times; name the trace as well")
-    if own.trace is None or (spec.trace and trace_path(own.trace) == trace_path(spec.trace)):
+    part = own.part
+    if own.trace is None:
+        if own.time_unit is not None or part.stated:
+            options = ["--time-unit"] if own.time_unit is not None else list(part.stated)
+            raise InputError(f"{options[0]} is about a trace; name the trace as well (--trace)")
         return None
-    return load_trace(trace_path(own.trace), time_unit=own.time_unit)
+    path = trace_path(own.trace)
+    if spec.trace and path == trace_path(spec.trace) and not part.stated:
+        return None
+    reading = stage_progress(f"reading {path.name}, MiB", progress)
+    return load_trace(path, time_unit=own.time_unit, part=part, advance=reading)
 
 
 def _kinds(spec: TaskSpec, trace: Trace | None) -> dict[str, slice]:

@@ -5,8 +5,10 @@ Commands import their dependencies themselves, so that ``--help`` answers at onc
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,7 +31,7 @@ from jaxserve.cli.plan import plan_deployment
 from jaxserve.cli.rollouts import rollout_group
 from jaxserve.cli.simulate import simulate_log
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_settings
-from jaxserve.cli.tables import table_group
+from jaxserve.cli.tables import list_formats, table_group
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.runtime.earlier_variables import without_effect
 
@@ -41,6 +43,7 @@ GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
         "headroom": print_headroom,
         "simulate": simulate_log,
         "table": table_group,
+        "formats": list_formats,
     },
     "train and evaluate": {"train": train_agent, "evaluate": evaluate_agents},
     "operate": {
@@ -64,7 +67,7 @@ GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
 """Commands by name, in the groups of ``jaxserve --help``."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by its name."""
-_COMPUTE_NOTHING = ("gateway", "plan", "rollout", "switch")
+_COMPUTE_NOTHING = ("formats", "gateway", "plan", "rollout", "switch")
 """Commands that start without JAX."""
 _DESCRIPTION = "Learn to operate an LLM inference server."
 _AFTER_HELP = """\
@@ -108,6 +111,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if unused:
             warnings.warn(unused, InputWarning, stacklevel=1)
         _set_up(given)
+        _join_lines_of_help()
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="jaxserve",
@@ -122,6 +126,16 @@ def _run(arguments: Sequence[str] | None) -> int:
         print("jaxserve: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _join_lines_of_help() -> None:
+    """Makes one line of each argument's description in the docstrings of commands, because tyro
+    prints their line breaks."""
+    for name, module in sys.modules.items():
+        if name.startswith(f"{__name__}."):
+            for each in vars(module).values():
+                if inspect.isfunction(each) and each.__module__ == name and each.__doc__:
+                    each.__doc__ = re.sub(r"\n {12,}(?=\S)", " ", each.__doc__)
 
 
 def _overview() -> str:

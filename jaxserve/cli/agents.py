@@ -25,6 +25,7 @@ from jaxserve.cli.arguments import (
     import_plots,
     note_trace,
     optional,
+    own_setup,
 )
 from jaxserve.errors import InputError
 
@@ -55,7 +56,6 @@ def evaluate_agents(
         json: File to write every episode's statistics to.
     """
     from jaxserve.agents.panel import parse_agents, playable
-    from jaxserve.agents.task_setup import load_setup
     from jaxserve.evaluation.held_out import check_episodes, evaluate_all, to_json
     from jaxserve.show.outputs import write_output
     from jaxserve.show.report import (
@@ -76,13 +76,13 @@ def evaluate_agents(
         names = task_names() if own.trace is None else (own.task(None),)
     else:
         names = (task,)
-    setups = [load_setup(name, weights, **own.given) for name in names]
+    setups = [own_setup(name, own, weights) for name in names]
     if plot is not None:
         if len(setups) > 1:
             raise InputError("--plot draws one task; name it with --task")
         plots = import_plots()
         plots.picture_format(plot)
-    note_trace(own.trace, setups[0].env, own.time_unit)
+    note_trace(own.trace, setups[0].trace, setups[0].env)
     console, evaluations, tables = result_console(), [], []
     for setup in setups:
         # Missing weights are an error for ppo by name, and leave ppo out of all.
@@ -145,7 +145,6 @@ class TrainOptions:
 
 def train_agent(training: TrainOptions) -> None:
     """Train a PPO controller and write its weights."""
-    from jaxserve.agents.task_setup import load_setup
     from jaxserve.learning.distributed import is_first, join_processes, together
     from jaxserve.learning.returns import task_discount
     from jaxserve.learning.run_options import check_run
@@ -155,7 +154,7 @@ def train_agent(training: TrainOptions) -> None:
 
     join_processes(training.coordinator, training.processes, training.process)
     with together():
-        setup = load_setup(training.task, **training.own.given)
+        setup = own_setup(training.task, training.own)
         config = check_run(
             training.steps,
             training.seed,
@@ -166,7 +165,7 @@ def train_agent(training: TrainOptions) -> None:
             training.recurrent,
         )
     if is_first():
-        note_trace(training.own.trace, setup.env, training.own.time_unit)
+        note_trace(training.own.trace, setup.trace, setup.env)
     try:
         with training_bar() if is_first() else nullcontext() as watch:
             result = train(
@@ -223,14 +222,17 @@ def compare_agents(
     from jaxserve.learning.training import Interrupted
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import progress_bars, result_console
+    from jaxserve.sim.traffic.traces import load_trace
     from jaxserve.studies.compare.protocol import compare_task, prepare
     from jaxserve.studies.compare.result_tables import command_text, summary, task_tables
     from jaxserve.studies.compare.result_tables import markdown as to_markdown
     from jaxserve.studies.compare.results import to_json
+    from jaxserve.tasks.replay import trace_path
     from jaxserve.tasks.spec import task_names
 
     check_outputs({"--markdown": markdown, "--json": json})
     pictures = import_plots("jaxserve.studies.compare.pictures", "jaxserve compare")
+    recorded = None if trace is None else load_trace(trace_path(trace))
     cases = [
         prepare(
             name,
@@ -240,11 +242,12 @@ def compare_agents(
             episodes=episodes,
             hardware=hardware,
             trace=trace,
+            recorded=recorded,
         )
         for name in (task_names() if task == "all" else (task,))
     ]
     open_directory(out)
-    note_trace(trace, cases[0].setup.env)
+    note_trace(trace, recorded, cases[0].setup.env)
     console, results = result_console(), []
     for case in cases:
         try:

@@ -17,7 +17,10 @@ from jaxserve.errors import InputError
 from jaxserve.show.outputs import check_output
 
 if TYPE_CHECKING:
+    from jaxserve.agents.task_setup import TaskSetup
     from jaxserve.env import ServeEnv
+    from jaxserve.sim.traffic.trace_files.part import TracePart
+    from jaxserve.sim.traffic.traces import Trace
 
 
 def optional(metavar: str) -> Any:
@@ -30,7 +33,7 @@ Directory = Annotated[Path | None, optional("DIR")]
 Name = Annotated[str | None, optional("NAME")]
 Number = Annotated[int | None, optional("INT")]
 Real = Annotated[float | None, optional("FLOAT")]
-TimeUnit = Annotated[Literal["s", "ms"] | None, optional("UNIT")]
+TimeUnit = Annotated[Literal["s", "ms", "us", "ns"] | None, optional("UNIT")]
 Task = Annotated[str, tyro.conf.arg(metavar="TASK")]
 
 
@@ -60,6 +63,33 @@ OptionalCount = Annotated[Count | None, optional("INT")]
 
 
 @dataclass(frozen=True)
+class PartOfTrace:
+    """A part of the trace, in place of all of it."""
+
+    start: Annotated[
+        str | None, tyro.conf.arg(name="from", metavar="TIME", help_behavior_hint="(optional)")
+    ] = None
+    """Begin: a duration after the first row, such as 2h, 30min or 1d, or a time as the file writes
+    it."""
+    length: Annotated[
+        str | None, tyro.conf.arg(name="for", metavar="DURATION", help_behavior_hint="(optional)")
+    ] = None
+    """Duration, such as 2h."""
+    sample: Real = None
+    """Share of its requests, each drawn by itself, such as 0.1; lowers the rate to this share."""
+
+    @property
+    def taken(self) -> TracePart:
+        """The part that the options state."""
+        from jaxserve.sim.traffic.trace_files.part import TracePart
+
+        return TracePart(self.start, self.length, self.sample)
+
+
+ALL_OF_TRACE = PartOfTrace()
+
+
+@dataclass(frozen=True)
 class OwnServer:
     """Your own server and traffic, in place of the task's."""
 
@@ -73,7 +103,9 @@ class OwnServer:
     trace: File = None
     """Recorded traffic to replay instead of the task's: Azure, Mooncake or BurstGPT format."""
     time_unit: TimeUnit = None
-    """Unit of the trace's times, s or ms, if its format does not tell."""
+    """Unit of the trace's times, if its format does not tell."""
+    part: PartOfTrace = ALL_OF_TRACE
+    """A part of the trace, in place of all of it."""
     ttft: Real = None
     """Objective on the time to first token, in seconds."""
     tpot: Real = None
@@ -100,6 +132,9 @@ class OwnServer:
             "table": text(self.table),
             "trace": text(self.trace),
             "time_unit": self.time_unit,
+            "trace_from": self.part.start,
+            "trace_for": self.part.length,
+            "trace_sample": self.part.sample,
             "ttft_s": self.ttft,
             "tpot_s": self.tpot,
             "gpus": self.gpus,
@@ -189,19 +224,32 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
             raise InputError(f"{option} is {path}, which {other} names already; name another file")
 
 
-def note_trace(path: Path | None, env: ServeEnv, time_unit: str | None = None) -> None:
+def note_trace(path: Path | None, trace: Trace | None, env: ServeEnv) -> None:
     """Prints what was understood of a recording, and the share of its prompts that a prefix cache
-    saves or would save, which only files tell that name their blocks."""
-    from jaxserve.sim.traffic.traces import load_trace
-    from jaxserve.tasks.replay import reuse_note, trace_path
+    saves or would save, which only files tell that name their blocks.
 
-    if path is None:
+    Args:
+      path: file of the recording.
+      trace: its requests; nothing is printed where there are none.
+      env: task that replays them.
+    """
+    from jaxserve.tasks.replay import reuse_note
+
+    if trace is None:
         return
-    trace = load_trace(trace_path(path), time_unit=time_unit)
     print(f"jaxserve: {path}: {trace.summary}", file=sys.stderr)
     note = reuse_note(trace, env.deployment)
     if note is not None:
         print(f"jaxserve: {note}", file=sys.stderr)
+
+
+def own_setup(task: str, own: OwnServer, weights: Path | None = None) -> TaskSetup:
+    """``load_setup`` of the user's own server and traffic, with a progress bar of the reading."""
+    from jaxserve.agents.task_setup import load_setup
+    from jaxserve.show.terminal import progress_bars
+
+    with progress_bars() as progress:
+        return load_setup(task, weights, progress, **own.given)
 
 
 def text(path: Path | None) -> str | None:

@@ -217,7 +217,7 @@ def send_traffic(
     with needing("gateway", "send"):
         from jaxserve.live.engine_client import EngineClient, Target
         from jaxserve.live.figures import summarise
-        from jaxserve.live.player import play
+        from jaxserve.live.player import play, stream_of_class
         from jaxserve.live.prompts import RandomPrompts
     from jaxserve.live.show import summary_table
 
@@ -238,7 +238,8 @@ def send_traffic(
                     done += 1
                     progress("requests", done, len(requests))
 
-                return await play(client, setup.env, setup.spec, requests, prompts, ended)
+                streams = stream_of_class(setup.spec)
+                return await play(client, streams, setup.env.slo, requests, prompts, ended)
 
     outcomes = asyncio.run(send())
     summary = summarise(outcomes, count * setup.env.window_s)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
-from jaxserve.cli.arguments import File, Name, Number, Real, TimeUnit, optional
+from jaxserve.cli.arguments import (
+    ALL_OF_TRACE,
+    File,
+    Name,
+    Number,
+    PartOfTrace,
+    Real,
+    TimeUnit,
+    needing,
+    optional,
+)
 from jaxserve.errors import InputError
 
 _Files = Annotated[tuple[str, ...], optional("[GPU/TP/FORMAT=]FILE ...")]
@@ -21,6 +32,7 @@ def plan_deployment(
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
     trace: File = None,
     time_unit: TimeUnit = None,
+    part: PartOfTrace = ALL_OF_TRACE,
     rate: Real = None,
     prompt: Number = None,
     output: Number = None,
@@ -32,17 +44,20 @@ def plan_deployment(
     prices: File = None,
     load_test: _Files = (),
     table: File = None,
+    check: Annotated[str | None, optional("URL")] = None,
     processes: Number = None,
+    backend: Literal["loky", "ray"] = "loky",
 ) -> None:
     """Find the cheapest deployment that meets your objectives, and write the files that start it.
 
     Args:
         model: Model, for example llama-3.1-8b, or path of a config.json of Hugging Face.
-        ttft: PlanObjective on the time to first token, in seconds.
-        tpot: PlanObjective on the mean time per output token after the first, in seconds.
+        ttft: Objective on the time to first token, in seconds.
+        tpot: Objective on the mean time per output token after the first, in seconds.
         out: Folder to write: plan.json, report.html, and what starts the deployment.
         trace: Recorded traffic, as jaxserve simulate reads it.
-        time_unit: Unit of the trace's times, s or ms, if its format does not tell.
+        time_unit: Unit of the trace's times, if its format does not tell.
+        part: A part of the trace, in place of all of it.
         rate: Requests per second, in place of a trace.
         prompt: Prompt tokens of every request, with --rate.
         output: Output tokens of every request, with --rate.
@@ -55,8 +70,14 @@ def plan_deployment(
         load_test: Load tests of your engines, see table fit; GPU/TP/FORMAT= says of which engine,
             such as h100-sxm-80gb/2/fp8=test.jsonl, where --hardware names more than one GPU.
         table: Latency table of one of the engines, for example from table fit.
+        check: Address of the started deployment, with the options of its plan: sends it the busiest
+            part of the traffic, says how far the plan in --out was off, and plans again with the
+            measured times; its API key is read from OPENAI_API_KEY.
         processes: Runs at a time; by default one for each core.
+        backend: joblib's backend of the runs: loky starts processes here, ray uses the cluster of
+            RAY_ADDRESS, or starts one here.
     """
+    from jaxserve.agents.progress import stage_progress
     from jaxserve.plan.answer import certainty, headline
     from jaxserve.plan.folder import check_folder, kept_file, write_folder
     from jaxserve.plan.inputs import (
@@ -70,6 +91,7 @@ def plan_deployment(
     from jaxserve.plan.options import engine_options
     from jaxserve.plan.plan import make_plan
     from jaxserve.plan.play import Player
+    from jaxserve.runtime.process_pool import cores, on_backend
     from jaxserve.show.terminal import progress_bars, result_console
 
     objective = PlanObjective(ttft, tpot, attainment)
@@ -78,7 +100,9 @@ def plan_deployment(
     if (trace is None) == (steady == (None, None, None)):
         raise InputError("name the traffic: either --trace, or --rate, --prompt and --output")
     if trace is not None:
-        requests, traffic = read_traffic(trace, time_unit)
+        with progress_bars() as progress:
+            reading = stage_progress(f"reading {trace.name}, MiB", progress)
+            requests, traffic = read_traffic(trace, time_unit, part.taken, reading)
     elif rate is None or prompt is None or output is None:
         raise InputError("--rate, --prompt and --output go together; name all three")
     else:
@@ -96,15 +120,28 @@ def plan_deployment(
         kv_formats=_words("--kv-format", kv_format),
         unpriced=unpriced,
     )
+    console = result_console()
     options, excluded = engine_options(inputs)
-    options = measured_options(options, inputs, load_test, table)
-    lanes = processes or _cores()
-    player = Player(inputs, kept_file(out))
-    with progress_bars() as progress, player.processes(lanes):
-        plan = make_plan(inputs, options, excluded, player, lanes, progress)
+    tell = partial(console.print, soft_wrap=True)
+    options = measured_options(options, inputs, load_test, table, tell)
+    found = None
+    if check is not None:
+        with needing("gateway", "plan --check"):
+            from jaxserve.plan.check import check_json, check_server, options_as_checked, planned_in
+        planned = planned_in(out, inputs, options)
+        with progress_bars() as progress:
+            checked = check_server(check, inputs, planned, progress)
+        found = check_json(checked)
+        for sentence in checked.sentences():
+            console.print(sentence, soft_wrap=True)
+        inputs = dataclasses.replace(inputs, frontend_s=checked.frontend_s)
+        options = options_as_checked(options, checked, inputs)
+    with progress_bars() as progress, on_backend(backend):
+        player = Player(inputs, kept_file(out), processes or cores())
+        plan = make_plan(inputs, options, excluded, player, progress)
+    plan = dataclasses.replace(plan, check=found)
     names = write_folder(out, plan)
     kept_file(out).unlink(missing_ok=True)
-    console = result_console()
     for sentence in (headline(plan), *certainty(plan), _growth(plan.bears)):
         console.print(sentence, soft_wrap=True)
     for each in plan.neighbours:
@@ -123,9 +160,3 @@ def _words(option: str, text: str) -> tuple[str, ...]:
     if not found:
         raise InputError(f"{option} is empty; name at least one")
     return found
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

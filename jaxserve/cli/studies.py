@@ -17,6 +17,7 @@ from jaxserve.cli.arguments import (
     check_outputs,
     import_plots,
     note_trace,
+    own_setup,
 )
 from jaxserve.errors import InputError
 
@@ -55,7 +56,6 @@ def search_settings(
         markdown: File to write the tables to; sections on other tasks in the file are kept.
     """
     from jaxserve.agents.panel import find_best_static
-    from jaxserve.agents.task_setup import load_setup
     from jaxserve.show.headroom import headroom_markdown
     from jaxserve.show.outputs import write_output
     from jaxserve.show.report import evaluation_markdown, search_table
@@ -66,8 +66,8 @@ def search_settings(
     task = own.task(task)
     check_outputs({"--markdown": markdown})
     if own.given:
-        setup = load_setup(task, **own.given)
-        note_trace(own.trace, setup.env, own.time_unit)
+        setup = own_setup(task, own)
+        note_trace(own.trace, setup.trace, setup.env)
         with progress_bars() as progress:
             found = search_table(setup, find_best_static(setup, progress))
         result_console().print(found.rich())
@@ -142,13 +142,12 @@ def check_fidelity(
 
 def _measured_headroom(task: str, own: OwnServer) -> Any:
     """Measures and prints the headroom of a task."""
-    from jaxserve.agents.task_setup import load_setup
     from jaxserve.evaluation.headroom import measure_headroom
     from jaxserve.show.headroom import headroom_tables
     from jaxserve.show.terminal import progress_bars, result_console
 
-    setup = load_setup(task, **own.given)
-    note_trace(own.trace, setup.env, own.time_unit)
+    setup = own_setup(task, own)
+    note_trace(own.trace, setup.trace, setup.env)
     with progress_bars() as progress:
         result = measure_headroom(setup, progress=progress)
     for table in headroom_tables(result):

@@ -87,7 +87,7 @@ def show_table(
 
 
 def fit_table(
-    measured: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
+    measured: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE ...")],
     hardware: Annotated[str, tyro.conf.arg(metavar="NAME")],
     model: Annotated[str, tyro.conf.arg(metavar="NAME")],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
@@ -98,10 +98,10 @@ def fit_table(
     tier: int = 0,
     token_budget: int = EngineSettings.token_budget,
 ) -> None:
-    """Fit a latency table to your own load test (CSV or JSON lines, such as vllm bench serve's).
+    """Fit a latency table to your own load test, in any format that jaxserve formats lists.
 
     Args:
-        measured: Load test: concurrency, prompt and output length, TPOT and TTFT in columns.
+        measured: Load test: a file with one row per run, or several files of one engine.
         hardware: GPU whose constants are fitted.
         model: Model of the load test.
         out: Table to write, ending in .parquet.
@@ -126,8 +126,16 @@ def fit_table(
         engine=MeasuredEngine(tensor_parallel, tier, token_budget),
     )
     console = result_console()
+    console.print(report.note, soft_wrap=True)
     console.print(fit_report_table(report))
     console.print(f"wrote {out}", soft_wrap=True)
+
+
+def list_formats() -> None:
+    """List the formats of files that are read: how each looks, what it gives and cannot tell."""
+    from jaxserve.file_formats import described
+
+    print(described())
 
 
 def fit_steps(

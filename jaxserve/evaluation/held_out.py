@@ -31,6 +31,7 @@ from jaxserve.evaluation.episode_statistics import (
     worst_class,
     worst_hour,
 )
+from jaxserve.sim.fast.latency import longest_ttft_s
 from jaxserve.tasks.anchors import Anchors, anchors_score
 
 MAX_EPISODES = 100_000
@@ -85,6 +86,12 @@ class Evaluations:
     in_doubt: tuple[Mapping[str, NDArray[np.float64]], ...] = ()
     """mean rewards float64[E] by agent, on hardware slower and faster by the doubt of the latency
     table; empty where nothing is in doubt, or no gain is asked for."""
+
+    @property
+    def longest_ttft_s(self) -> float:
+        """Longest TTFT that is resolved, s; a longer figure says only that it is longer."""
+        env = self.setup.env
+        return longest_ttft_s(env.window_s / env.ticks)
 
     def worst_class(self, agent: str) -> tuple[str, float] | None:
         """Name and SLO attainment, 0..1, of the stream that fares worst with an agent; None where
@@ -221,7 +228,8 @@ def example_rollout(evaluated: Evaluations, agent: str) -> Rollout:
 
 def to_json(evaluations: Sequence[Evaluations]) -> bytes:
     """A JSON text: each statistic over all episodes, its interval and every episode's; the worst
-    hour and the worst class; null where there is no value."""
+    hour and the worst class; null where there is no value. Beyond ``longest_ttft_s`` a TTFT is a
+    lower bound."""
     data = {
         "spec_version": _JSON_VERSION,
         "evaluations": [
@@ -230,6 +238,8 @@ def to_json(evaluations: Sequence[Evaluations]) -> bytes:
                 "task_version": evaluated.setup.spec.version,
                 "split": evaluated.split,
                 "note": evaluated.setup.note,
+                "trace": evaluated.setup.trace and evaluated.setup.trace.facts,
+                "longest_ttft_s": evaluated.longest_ttft_s,
                 "agents": {
                     agent: _statistics_data(found)
                     | {

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient
 from jaxserve.live.prompts import RandomPrompts
+from jaxserve.sim.fast.state import Slo
 from jaxserve.sim.reference.request import Request
 from jaxserve.tasks.spec import TaskSpec
 
@@ -47,8 +47,8 @@ def stream_of_class(spec: TaskSpec) -> list[str]:
 
 async def play(
     client: EngineClient,
-    env: ServeEnv,
-    spec: TaskSpec,
+    streams: Sequence[str],
+    slo: Slo,
     requests: Sequence[Request],
     prompts: RandomPrompts,
     ended: Callable[[RequestOutcome], None] = lambda outcome: None,
@@ -59,8 +59,8 @@ async def play(
 
     Args:
       client: the server.
-      env: has the objectives.
-      spec: has the streams.
+      streams: name of the stream of each traffic class.
+      slo: objectives of each traffic class.
       prompts: source of the prompts.
       ended: called with the outcome of each request.
 
@@ -78,8 +78,7 @@ async def play(
                 f"the traffic has a request of {tokens} tokens and the server serves {longest}; "
                 "start it with a greater --max-model-len"
             )
-    streams = stream_of_class(spec)
-    ttft_slo_s, tpot_slo_s = np.asarray(env.slo.ttft_s), np.asarray(env.slo.tpot_s)
+    ttft_slo_s, tpot_slo_s = np.asarray(slo.ttft_s), np.asarray(slo.tpot_s)
     start_s = time.monotonic()
 
     async def one(request: Request) -> RequestOutcome:

@@ -14,7 +14,7 @@ from typing import Any
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
 from jaxserve.gateway.measure.records import RequestRecord
-from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_ROWS
+from jaxserve.sim.traffic.trace_files.formats import MAX_TOKENS, MAX_TRACE_ROWS
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 """Columns of the BurstGPT format, with times in seconds from any origin."""

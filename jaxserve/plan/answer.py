@@ -36,11 +36,12 @@ def certainty(plan: Plan) -> list[str]:
     fewest, most = plan.gpus
     upper = f"more than {plan.inputs.max_gpus}" if most is None else str(most)
     span = _gpus(fewest) if most == fewest else f"{fewest} to {upper} GPUs"
+    suffices = "suffices" if span == "1 GPU" else "suffice"
     said = [
         f"Times of this engine are known to {WIDTH * doubt.error:.0%} (95 %; mean error "
         f"{doubt.error:.1%}: {doubt.source}).",
         f"Attainment is between {low:.2%} and {high:.2%} (95 %), and {span} of this engine "
-        "suffice.",
+        f"{suffices}.",
     ]
     if plan.sure:
         said.append("The doubt does not change the choice.")
@@ -106,6 +107,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "format": FORMAT,
         "model": plan.inputs.model,
         "traffic": plan.inputs.traffic,
+        "trace": plan.inputs.trace.facts,
         "objective": dataclasses.asdict(objective),
         "max_gpus": plan.inputs.max_gpus,
         "prices_usd_per_hour": plan.inputs.prices,
@@ -119,6 +121,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "relative_time_error": plan.best.deployment.option.doubt.error,
             "source": plan.best.deployment.option.doubt.source,
         },
+        "check": plan.check,
         "sure": plan.sure,
         "certainty": certainty(plan),
         "measurements": {

@@ -18,6 +18,8 @@ from jaxserve.sim.machine.formats import KV_FORMATS, STORED_BYTES
 from jaxserve.sim.machine.hardware import gpu_names, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.traffic.request_logs import load_request_log
+from jaxserve.sim.traffic.trace_files.part import WHOLE, TracePart
+from jaxserve.sim.traffic.trace_files.text import Advance
 from jaxserve.sim.traffic.traces import Trace
 from jaxserve.tasks.spec import TPOT_SLO_S, TTFT_SLO_S
 
@@ -69,6 +71,8 @@ class PlanInputs:
     """number formats of the KV cache that are allowed, the most precise first."""
     unpriced: tuple[str, ...] = ()
     """GPU kinds that were left out because no price of them was given."""
+    frontend_s: float = 0.0
+    """delay between client and engine, part of TTFT, s."""
 
     def __post_init__(self) -> None:
         checks.whole("--max-gpus", self.max_gpus, 1, MOST_GPUS)
@@ -77,12 +81,11 @@ class PlanInputs:
         for each in self.kv_formats:
             checks.one_of("--kv-format", each, KV_FORMATS)
         model = load_model(self.model)
-        known = longest_context(self.model)
-        longest = self.longest_request
+        known, longest = model.context_tokens, self.longest_request
         if known is not None and longest > known:
             raise InputError(
-                f"the longest request of the traffic has {longest:,} tokens, but {model.name} has "
-                f"max_position_embeddings {known:,}; leave such requests out or name another model"
+                f"the longest request of the traffic has {longest:,} tokens, but the context of "
+                f"{model.name} has {known:,}; leave such requests out or name another model"
             )
 
     @property
@@ -95,30 +98,26 @@ class PlanInputs:
         """Context length that engines are started with, tokens: that of the longest request,
         rounded up as far as the model allows."""
         rounded = -(-self.longest_request // _LENGTH_STEP) * _LENGTH_STEP
-        known = longest_context(self.model)
+        known = load_model(self.model).context_tokens
         return rounded if known is None else min(rounded, known)
 
 
-def longest_context(model: str) -> int | None:
-    """``max_position_embeddings`` of a config.json; None where the model's file does not tell."""
-    path = Path(model)
-    if path.suffix != ".json" or not path.is_file():
-        return None
-    value = read_json(path, f"model file {path}").get("max_position_embeddings")
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def read_traffic(path: Path, time_unit: str | None = None) -> tuple[Trace, str]:
+def read_traffic(
+    path: Path,
+    time_unit: str | None = None,
+    part: TracePart = WHOLE,
+    advance: Advance | None = None,
+) -> tuple[Trace, str]:
     """The requests of a trace or a log, and their description.
 
     Args:
       path: the file.
-      time_unit: unit of its times, see ``load_trace``.
+      time_unit, part, advance: see ``load_trace``.
 
     Raises:
       InputError: the file cannot be read, or all requests arrive at once.
     """
-    trace = load_request_log(path, time_unit=time_unit).trace
+    trace = load_request_log(path, None, time_unit, part, advance).trace
     if trace.duration_s <= 0:
         raise InputError(f"the requests of {path} all arrive at once; a plan needs a rate")
     return trace, f"{path.name}: {trace.summary}"
@@ -194,7 +193,8 @@ def inputs_digest(inputs: PlanInputs) -> str:
     """Digest of the traffic and the objectives: results of one belong to no other."""
     import hashlib
 
-    digest = hashlib.sha256(json.dumps(dataclasses.astuple(inputs.objective)).encode())
+    limits = (*dataclasses.astuple(inputs.objective), inputs.frontend_s)
+    digest = hashlib.sha256(json.dumps(limits).encode())
     trace = inputs.trace
     for values in (trace.arrival_s, trace.prompt_tokens, trace.output_tokens):
         digest.update(np.ascontiguousarray(values).tobytes())

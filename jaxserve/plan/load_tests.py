@@ -9,10 +9,10 @@ extrapolation grows with the distance.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,19 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.plan.as_played import fit_as_played
 from jaxserve.plan.capacity import usual_in_flight
 from jaxserve.plan.doubt import Doubt
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption
 from jaxserve.sim.fit.load_test import WORST_TPOT_ERROR, FitReport, MeasuredEngine, fit_sweep
+from jaxserve.sim.fit.plausible import check_plausible
 from jaxserve.sim.fit.sweep import Sweep, read_sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.formats import STORED_BYTES
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.table.extent import Extent
 from jaxserve.sim.table.file import read_table_file
 
@@ -72,7 +74,9 @@ class Measured:
     extent: Extent | None
     """what was measured; None where the table does not tell."""
     name: str
-    """description of the measurement."""
+    """name of the measurement."""
+    note: str = ""
+    """what was understood of the files, in one line."""
 
     def doubt(self, inputs: PlanInputs, in_flight: float, published: Doubt | None) -> Doubt:
         """Doubt where a plan runs.
@@ -116,11 +120,13 @@ def measured_options(
     inputs: PlanInputs,
     load_tests: Sequence[str] = (),
     table: Path | None = None,
+    tell: Callable[[str], object] | None = None,
 ) -> list[EngineOption]:
     """Options with the times of load tests and of a table where the user has them.
 
     Args:
       load_tests: texts ``[GPU/TP/FORMAT=]FILE``.
+      tell: is given the description of each load test.
 
     Raises:
       InputError: a file is of no engine of the plan, or does not tell its times.
@@ -128,6 +134,9 @@ def measured_options(
     found = list(options)
     published = {option.name: option for option in options}
     fits = [fit_load_test(test, inputs, options) for test in parse_load_tests(load_tests, inputs)]
+    if tell is not None:
+        for measured in fits:
+            tell(measured.note)
     if table is not None:
         fits.append(read_measured_table(table, options))
     for measured in fits:
@@ -188,13 +197,20 @@ def fit_load_test(test: LoadTest, inputs: PlanInputs, options: Sequence[EngineOp
             f"load test {named} is of {gpu} TP{test.tensor_parallel} {test.weight_format}, which "
             "is not among the engines of the plan; look at --hardware and --format"
         )
-    for path in test.paths:
-        _check_model(path, inputs.model)
-    sweep = _joined([read_sweep(path, test.tensor_parallel) for path in test.paths])
+    model = load_model(inputs.model).name
+    sweep = read_sweep(test.paths, test.tensor_parallel, model=model)
     _check_times(sweep, option, named)
     engine = MeasuredEngine(test.tensor_parallel, option.tier)
-    report = fit_sweep(sweep, *option.machine, source=named, engine=engine)
+    report = fit_as_played(
+        sweep,
+        option,
+        engine.token_budget,
+        partial(
+            fit_sweep, gpu=option.machine[0], model=option.machine[1], source=named, engine=engine
+        ),
+    )
     _check_fit(report, named)
+    lost = f" ({report.left_out:,} requests left out)" if report.left_out else ""
     return Measured(
         option=option,
         cost=report.table.metadata.cost_model,
@@ -207,7 +223,8 @@ def fit_load_test(test: LoadTest, inputs: PlanInputs, options: Sequence[EngineOp
             for each in report.extrapolations
         },
         extent=Extent.of_rows(sweep.concurrency, sweep.prompt_tokens, sweep.output_tokens),
-        name=f"load test {named}",
+        name=f"load test {named}{lost}",
+        note=report.note,
     )
 
 
@@ -299,54 +316,27 @@ def transferred(measured: Measured, other: CostModel) -> CostModel:
     return replace(other, **changes)
 
 
-def _joined(sweeps: Sequence[Sweep]) -> Sweep:
-    """The rows of several sweeps; TTFT where all have it."""
-    columns = {
-        field.name: np.concatenate([getattr(each, field.name) for each in sweeps])
-        for field in dataclasses.fields(Sweep)
-        if all(getattr(each, field.name) is not None for each in sweeps)
-    }
-    return Sweep(**{"ttft_s": None, **columns})
-
-
-def _check_model(path: Path, model: str) -> None:
-    """Refuses a load test whose ``model_id`` is that of another model."""
-    if path.suffix not in (".json", ".jsonl"):
-        return
-    try:
-        first = json.loads(path.read_text(encoding="utf-8").strip().split("\n", 1)[0])
-    except (OSError, ValueError):
-        return
-    named = first.get("model_id") if isinstance(first, dict) else None
-    own = load_model(model).name
-    if isinstance(named, str) and _sizes(named) and _sizes(own) and _sizes(named) != _sizes(own):
-        raise InputError(
-            f"load test {path} is of the model {named}, but --model is {own}; name a load test of "
-            "the same model"
+def _check_times(sweep: Sweep, option: EngineOption, named: str) -> None:
+    def predict(rows: Sweep) -> ClosedLoop:
+        return closed_loop(
+            option.cost,
+            rows.concurrency,
+            rows.prompt_tokens,
+            rows.output_tokens,
+            tier=option.tier,
+            kv_tokens=option.kv_tokens(512, 2048),
         )
 
-
-def _sizes(name: str) -> set[str]:
-    """Sizes in the name of a model, such as 70b."""
-    words = name.lower().replace("/", "-").replace("_", "-").split("-")
-    return {word for word in words if word.endswith("b") and word[:-1].replace(".", "").isdigit()}
-
-
-def _check_times(sweep: Sweep, option: EngineOption, named: str) -> None:
-    loop = closed_loop(
-        option.cost,
-        sweep.concurrency,
-        sweep.prompt_tokens,
-        sweep.output_tokens,
-        tier=option.tier,
-        kv_tokens=option.kv_tokens(512, 2048),
-    )
-    usual = float(np.median(sweep.tpot_s / loop.tpot_s))
+    usual = float(np.median(sweep.tpot_s / predict(sweep).tpot_s))
     if not 1 / _OTHER_MODEL <= usual <= _OTHER_MODEL:
         raise InputError(
             f"load test {named} has {usual:.2g} times the TPOT that {option.name} is expected to "
             "have; it is of another model, GPU or format, or its times are not in milliseconds"
         )
+    try:
+        check_plausible(sweep, predict)
+    except InputError as error:
+        raise InputError(f"load test {named}: {error}") from None
 
 
 def _check_fit(report: FitReport, named: str) -> None:

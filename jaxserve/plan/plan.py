@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from jaxserve.plan.capacity import least_replicas, rates
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption, Excluded
-from jaxserve.plan.play import PlannedDeployment, Play, Played, Player
+from jaxserve.plan.play import PlannedDeployment, Play, Played, Player, interval
 from jaxserve.plan.search import FoundPlans, Progress, Tried, binding, neighbours, search
 
 SCALES = (1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
@@ -77,11 +78,14 @@ class Plan:
     cheapest_of_kind: tuple[tuple[str, str, float], ...]
     """other kinds of GPU, each with the deployment that closed form or runs name as its cheapest,
     and its price per hour."""
+    check: dict[str, Any] | None = None
+    """comparison with a started server, whose times the plan was then made with; None without."""
 
     @property
     def attainment(self) -> tuple[float, float]:
-        """95 % interval of the attainment, from the doubt of the times."""
-        return self.slower.attainment, self.faster.attainment
+        """95 % interval of the attainment, from the doubt of the times and the chance of
+        arrivals."""
+        return interval([self.slower, self.best.result, self.faster])
 
     @property
     def gpus(self) -> tuple[int, int | None]:
@@ -129,18 +133,14 @@ def make_plan(
     options: list[EngineOption],
     excluded: list[Excluded],
     player: Player,
-    lanes: int = 1,
     progress: Progress | None = None,
 ) -> Plan:
     """Searches, and plays what the answer needs beside the search.
 
-    Args:
-      lanes: runs at a time.
-
     Raises:
       InputError: no deployment meets the objectives.
     """
-    found = search(inputs, options, player, lanes, progress)
+    found = search(inputs, options, player, progress)
     best, target = found.best.deployment, inputs.objective.attainment
     beside, cheap = neighbours(best, found), _near_misses(found, target)
     runs = _Runs(inputs, player, best, progress)

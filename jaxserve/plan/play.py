@@ -6,11 +6,8 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +16,7 @@ from numpy.typing import NDArray
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import EngineOption
 from jaxserve.plan.timer import TabulatedTimer
+from jaxserve.runtime.process_pool import in_processes
 from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.traffic.traces import Trace
 
@@ -112,6 +110,12 @@ class Played:
     crowded: float
     """share of the missed requests that arrived in windows busier than the mean."""
 
+    @property
+    def chance(self) -> float:
+        """Half width of a 95 % interval of the attainment from the chance of arrivals alone: misses
+        are a Poisson count."""
+        return 1.96 * math.sqrt(max((1.0 - self.attainment) * self.requests, 1.0)) / self.requests
+
 
 def judge(
     log: np.ndarray, objective: PlanObjective, replicas: int, total: int, busy: NDArray[np.bool_]
@@ -151,6 +155,18 @@ def judge(
     )
 
 
+def interval(results: Sequence[Played]) -> tuple[float, float]:
+    """95 % interval of the attainment.
+
+    Args:
+      results: whole runs of one deployment at the expected times and at both ends of their doubt.
+        A shorter time does not always mean fewer misses, so the extremes count.
+    """
+    low = min(results, key=lambda each: each.attainment)
+    high = max(results, key=lambda each: each.attainment)
+    return max(low.attainment - low.chance, 0.0), min(high.attainment + high.chance, 1.0)
+
+
 def _quantile(values: NDArray[np.float64], percent: float) -> float:
     return float(np.percentile(values, percent)) if len(values) else math.nan
 
@@ -178,49 +194,32 @@ def busiest(trace: Trace) -> list[NDArray[np.bool_]]:
 class Player:
     """Plays deployments on the traffic of a plan; a result is computed once."""
 
-    def __init__(self, inputs: PlanInputs, kept: Path | None = None) -> None:
-        """Args: the plan's inputs, and a file that keeps results for a run that goes on."""
+    def __init__(self, inputs: PlanInputs, kept: Path | None = None, lanes: int = 1) -> None:
+        """Args: the plan's inputs, a file that keeps results for a run that goes on, and the runs
+        at a time, in processes of their own if they are several."""
         self._inputs = inputs
+        self.lanes = lanes
+        """Runs at a time."""
         self._kept = kept
         self._digest = inputs_digest(inputs)
         self._results: dict[str, Played] = _read_kept(kept)
-        self._pool: ProcessPoolExecutor | None = None
         self.computed = 0
         """Runs that were computed and not read from ``kept``."""
-
-    @contextmanager
-    def processes(self, count: int) -> Iterator[None]:
-        """Plays in ``count`` processes while the block runs; in this one where that is 1."""
-        if count < 2:
-            yield
-            return
-        self._pool = ProcessPoolExecutor(
-            count, get_context("spawn"), initializer=_set_inputs, initargs=(self._inputs,)
-        )
-        try:
-            yield
-        finally:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
 
     def play(self, plays: Sequence[Play], done: Callable[[], None] | None = None) -> list[Played]:
         """Results in the order of ``plays``; ``done`` is called after each."""
         keys = [self._key(play) for play in plays]
-        started: dict[str, Future[Played]] = {}
-        if self._pool is not None:
-            for key, play in zip(keys, plays, strict=True):
-                if key not in self._results and key not in started:
-                    started[key] = self._pool.submit(_play_there, play)
-        found = []
-        for key, play in zip(keys, plays, strict=True):
-            if key not in self._results:
-                pending = started.get(key)
-                result = _play(self._inputs, play) if pending is None else pending.result()
-                self._keep(key, result)
-            found.append(self._results[key])
+        new = {key: play for key, play in zip(keys, plays, strict=True) if key not in self._results}
+        jobs = [(self._inputs, play) for play in new.values()]
+        lanes = self.lanes if len(jobs) > 1 else 1
+        if done is not None:
+            for _ in range(len(plays) - len(new)):
+                done()
+        for key, result in zip(new, in_processes(_play, jobs, lanes), strict=True):
+            self._keep(key, result)
             if done is not None:
                 done()
-        return found
+        return [self._results[key] for key in keys]
 
     def _keep(self, key: str, result: Played) -> None:
         self._results[key] = result
@@ -261,39 +260,31 @@ def _read_kept(path: Path | None) -> dict[str, Played]:
     return found
 
 
-_inputs: PlanInputs | None = None
-"""Inputs of a process that plays."""
-
-
-def _set_inputs(inputs: PlanInputs) -> None:
-    global _inputs
-    _inputs = inputs
-
-
-def _play_there(play: Play) -> Played:
-    assert _inputs is not None
-    return _play(_inputs, play)
-
-
 def _play(inputs: PlanInputs, play: Play) -> Played:
     """One run."""
     trace, by = inputs.trace, play.deployment
     if play.traffic_scale != 1.0:
         trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / play.traffic_scale)
     timer = TabulatedTimer(by.option.cost, by.option.tier, play.slowdown)
-    served_by = ServedBy(
+    engines = served_by(by, trace, inputs.frontend_s)
+    busy = _in_busy_windows(trace)
+    parts = busiest(trace) if play.slices else [np.ones(len(trace), bool)]
+    logs = [simulate(trace.chosen(part), timer, engines) for part in parts]
+    chosen = np.concatenate([busy[part] for part in parts])
+    return judge(np.concatenate(logs), inputs.objective, by.replicas, len(trace), chosen)
+
+
+def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> ServedBy:
+    """Settings of the engines of a deployment; prefixes are cached where the trace tells them."""
+    return ServedBy(
         kv_tokens=by.kv_tokens,
         gpus=by.replicas,
         batch_cap=by.batch_cap,
         token_budget=by.token_budget,
         tier=by.option.tier,
         prefix_caching=trace.blocks is not None,
+        frontend_s=frontend_s,
     )
-    busy = _in_busy_windows(trace)
-    parts = busiest(trace) if play.slices else [np.ones(len(trace), bool)]
-    logs = [simulate(trace.chosen(part), timer, served_by) for part in parts]
-    chosen = np.concatenate([busy[part] for part in parts])
-    return judge(np.concatenate(logs), inputs.objective, by.replicas, len(trace), chosen)
 
 
 def _in_busy_windows(trace: Trace, window_s: float = 60.0) -> NDArray[np.bool_]:

@@ -65,6 +65,7 @@ def report_html(plan: Plan, commands: dict[str, str]) -> str:
         "<h2>How sure</h2>",
         _list(certainty(plan)),
         *_measurements(plan),
+        *([] if plan.check is None else ["<h2>Checked</h2>", _list(plan.check["sentences"])]),
         "<h2>Cost and attainment</h2>",
         front_svg(plan),
         '<p class="soft">Filled: the whole traffic was played. Hollow: the busiest parts were, '
@@ -147,8 +148,8 @@ def front_svg(plan: Plan) -> str:
             f"{target:.1%}</text>",
             f'<polyline points="{line}" fill="none" stroke="var(--blue)" opacity=".5"/>',
             *dots,
-            f'<text x="{axes.x(best.usd_per_hour):.1f}" '
-            f'y="{axes.y(plan.best.result.attainment) + 22:.1f}" text-anchor="middle">named</text>',
+            f'<text x="{axes.x(best.usd_per_hour) + 12:.1f}" '
+            f'y="{axes.y(plan.best.result.attainment) + 4:.1f}">named</text>',
         ],
         "USD per hour",
         _percent,
@@ -177,7 +178,7 @@ def demand_svg(plan: Plan) -> str:
             'stroke-width="1.5"/>',
         ],
         "minutes",
-        lambda value: f"{value:g}",
+        lambda value: f"{value:g}" if value == int(value) else "",
     )
 
 
@@ -225,7 +226,7 @@ def _ticks(low: float, high: float) -> list[float]:
     step = 10 ** np.floor(np.log10((high - low) / 4))
     step = next(step * each for each in (1, 2, 2.5, 5, 10) if (high - low) / (step * each) <= 6)
     first = np.ceil(low / step - 1e-9)
-    return [round(float(step * at), 10) for at in np.arange(first, high / step + 1e-9)]
+    return [round(float(step * at), 10) + 0.0 for at in np.arange(first, high / step + 1e-9)]
 
 
 def _percent(value: float) -> str:

@@ -107,13 +107,9 @@ def search(
     inputs: PlanInputs,
     options: Sequence[EngineOption],
     player: Player,
-    lanes: int = 1,
     progress: Progress | None = None,
 ) -> FoundPlans:
     """The cheapest deployment.
-
-    Args:
-      lanes: runs at a time.
 
     Raises:
       InputError: no deployment meets the objectives; the message has the nearest one and what
@@ -123,7 +119,7 @@ def search(
     able = [family for family in families if family.requests_per_s > 0]
     if not able:
         raise _nothing(inputs, families, {}, player)
-    return _Search(inputs, able, player, lanes, progress).run()
+    return _Search(inputs, able, player, progress).run()
 
 
 class _Search:
@@ -134,11 +130,10 @@ class _Search:
         inputs: PlanInputs,
         families: list[Family],
         player: Player,
-        lanes: int,
         progress: Progress | None,
     ) -> None:
         self.inputs, self.families, self.player = inputs, families, player
-        self.lanes, self.progress = lanes, progress
+        self.progress = progress
         self.tried: dict[PlannedDeployment, Tried] = {}
         self._number = itertools.count()
         self._heap: list[tuple[float, int, float, int, Family, int]] = []
@@ -168,7 +163,7 @@ class _Search:
 
     def _next(self) -> Tried | None:
         """Plays the next of the heap, as many as there are lanes; the cheapest that passes."""
-        chosen = [heapq.heappop(self._heap) for _ in range(min(self.lanes, len(self._heap)))]
+        chosen = [heapq.heappop(self._heap) for _ in range(min(self.player.lanes, len(self._heap)))]
         first = [family.deployments(count)[0] for *_, family, count in chosen]
         self._play(first, slices=True)
         for place, (*_, family, replicas) in enumerate(chosen):
@@ -195,7 +190,7 @@ class _Search:
         passing = [each for each in variants if self.tried[each].meets(target)]
         passing.sort(key=lambda each: -self.tried[each].result.attainment)
         for deployment in passing:
-            if self.lanes > 1:
+            if self.player.lanes > 1:
                 # The plan needs the slow end as well, and a process is free for it.
                 slowdown = deployment.option.doubt.slower
                 self.player.play([Play(deployment), Play(deployment, slowdown=slowdown)])

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from jaxserve.datafiles import load_json
 from jaxserve.plan.inputs import PlanObjective
 from jaxserve.plan.play import PlannedDeployment
@@ -109,10 +111,8 @@ def start_files(
             f"{head}# The gateway spreads requests over replicas on ports {_PORT} and up.\n"
             f"exec {_lines(['jaxserve', *gateway_command(local, objective, '127.0.0.1')])}\n"
         ),
-        "compose.yaml": yaml_text(_compose(deployment, vllm, objective)),
-        "kubernetes.yaml": "---\n".join(
-            yaml_text(each) for each in _manifests(deployment, vllm, objective)
-        ),
+        "compose.yaml": _yaml([_compose(deployment, vllm, objective)]),
+        "kubernetes.yaml": _yaml(_manifests(deployment, vllm, objective)),
     }
 
 
@@ -210,23 +210,6 @@ def _object(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[st
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-def yaml_text(value: Any, indent: int = 0) -> str:
-    """A value of JSON as YAML in blocks; texts are quoted as JSON quotes them."""
-    pad = " " * indent
-    if isinstance(value, dict) and value:
-        lines = []
-        for name, each in value.items():
-            key = name if re.fullmatch(r"[A-Za-z][\w./-]*", name) else json.dumps(name)
-            if isinstance(each, dict | list) and each:
-                lines.append(f"{pad}{key}:\n{yaml_text(each, indent + 2)}")
-            else:
-                lines.append(f"{pad}{key}: {json.dumps(each)}\n")
-        return "".join(lines)
-    if isinstance(value, list) and value:
-        return "".join(
-            f"{pad}- {yaml_text(each, indent + 2).lstrip()}"
-            if isinstance(each, dict | list)
-            else f"{pad}- {json.dumps(each)}\n"
-            for each in value
-        )
-    return f"{pad}{json.dumps(value)}\n"
+def _yaml(documents: list[dict[str, Any]]) -> str:
+    """YAML of objects; a copy of each, because shared values would be written as references."""
+    return yaml.safe_dump_all(json.loads(json.dumps(documents)), sort_keys=False)

@@ -22,9 +22,11 @@ class TabulatedTimer:
         """Args: the cost model, its tier, and a factor on all times."""
         self._cost, self._tier, self._slowdown = cost, tier, slowdown
         self._linear_s = (cost.host_s + cost.linear_s(np.arange(_TOKENS + 1), tier)).tolist()
-        self._head_s = cost.head_s(np.arange(_ROWS + 1)).tolist()
-        beyond = cost.beyond
+        beyond, rows = cost.beyond, np.arange(_ROWS + 1)
+        each_s = 0.0 if beyond is None else beyond.sequence_s
+        self._head_s = (cost.head_s(rows) + each_s * rows).tolist()
         self._eager_s = 0.0 if beyond is None else beyond.eager_s
+        self._captured_tokens = 0.0 if beyond is None else beyond.captured_tokens
         windowed = beyond is not None and beyond.window_layers
         self._window_share = beyond.window_layers / cost.layers if beyond and windowed else 0.0
         self._window_tokens = beyond.window_tokens if beyond and windowed else 0
@@ -62,7 +64,10 @@ class TabulatedTimer:
                 + cost.prefill_s_per_token * prompt_tokens
                 + cost.prefill_s_per_pair * pairs
             )
-            total_s = max(total_s, self._eager_s)
+            if decode_seqs and (cost.mixed_share or cost.mixed_s_per_sequence):
+                total_s += float(cost.mixed_s(decode_seqs, kv_tokens))
+            if tokens > self._captured_tokens:
+                total_s = max(total_s, self._eager_s)
         return self._slowdown * total_s
 
     def _decode_attention_s(self, seqs: int, kv_tokens: float) -> float:

@@ -1,19 +1,48 @@
-"""Plain Python computations spread over processes."""
+"""Plain Python computations spread over processes, by joblib.
+
+joblib's ``parallel_config`` chooses where they run: processes of this machine (loky) unless it
+names a backend of a cluster, such as that of Ray or Dask.
+"""
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import joblib
+from joblib.parallel import get_active_backend
+
+from jaxserve.errors import InputError
 from jaxserve.runtime.jax_setup import enable_compilation_cache
 
 _Result = TypeVar("_Result")
+
+
+def in_processes(
+    function: Callable[..., _Result], jobs: Sequence[tuple[Any, ...]], workers: int | None = None
+) -> Iterator[_Result]:
+    """Yields ``function(*job)`` of every job as it comes, in the order of the jobs.
+
+    Args:
+      function: a module's function, which is pickled with the jobs.
+      workers: processes, by default one per core, or all of a cluster; 1 computes in this process.
+
+    Raises:
+      The exception of the first job that fails, or KeyboardInterrupt; jobs not begun are dropped.
+    """
+    if workers == 1 or not jobs:
+        yield from (function(*job) for job in jobs)
+        return
+    # Ray's backend gives all results at the end.
+    as_they_come = getattr(get_active_backend()[0], "supports_return_generator", False)
+    return_as = "generator" if as_they_come else "list"
+    parallel = joblib.Parallel(workers or -1, return_as=return_as)
+    with _deaf_children():
+        results: Any = parallel(joblib.delayed(_prepared)(function, job) for job in jobs)
+    yield from results
 
 
 def map_in_processes(
@@ -22,41 +51,54 @@ def map_in_processes(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[_Result]:
-    """``function(*job)`` for every job, in the order of the jobs.
+    """List of the results of ``in_processes``.
 
     Args:
-      function: a module's function, which is pickled with the jobs.
-      workers: processes, by default one per core; 1 computes in this process.
+      function, jobs, workers: see ``in_processes``.
       progress: called with the numbers of finished jobs and of all jobs.
+    """
+    results: list[_Result] = []
+    for result in in_processes(function, jobs, workers):
+        results.append(result)
+        if progress is not None:
+            progress(len(results), len(jobs))
+    return results
+
+
+def cores() -> int:
+    """Jobs that the chosen backend runs at a time: the cores of this machine, or of a cluster."""
+    return joblib.effective_n_jobs(-1)
+
+
+@contextlib.contextmanager
+def on_backend(name: str) -> Iterator[None]:
+    """Runs jobs on a backend of joblib while the block runs.
+
+    Args:
+      name: ``loky`` for processes here, or ``ray`` for the cluster of ``RAY_ADDRESS``; without that
+        variable Ray starts a cluster on this machine.
 
     Raises:
-      The exception of the first job that fails, or KeyboardInterrupt; running jobs finish, queued
-      ones are dropped.
+      InputError: Ray is not installed, or its cluster cannot be reached.
     """
-    results: list[Any] = [None] * len(jobs)
+    if name == "ray":
+        try:
+            import ray  # type: ignore[import-not-found]
+            from ray.util.joblib import register_ray  # type: ignore[import-not-found]
+        except ModuleNotFoundError:
+            raise InputError("backend ray needs Ray: pip install 'jaxserve[ray]'") from None
+        try:
+            ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise InputError(f"Ray's cluster cannot be used: {error}") from None
+        register_ray()
+    with joblib.parallel_config(backend=name):
+        yield
 
-    def keep(index: int, result: _Result, done: int) -> None:
-        results[index] = result
-        if progress is not None:
-            progress(done, len(jobs))
 
-    if workers == 1:
-        for index, job in enumerate(jobs):
-            keep(index, function(*job), index + 1)
-        return results
-    # Forking a process that runs JAX's threads can hang.
-    context = multiprocessing.get_context("spawn")
-    count = workers or os.cpu_count()
-    pool = concurrent.futures.ProcessPoolExecutor(count, context, enable_compilation_cache)
-    # As a context manager, the pool would finish queued jobs as well.
-    try:
-        with _deaf_children():
-            running = {pool.submit(function, *job): index for index, job in enumerate(jobs)}
-        for done, each in enumerate(concurrent.futures.as_completed(running), start=1):
-            keep(running[each], each.result(), done)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return results
+def _prepared(function: Callable[..., _Result], job: tuple[Any, ...]) -> _Result:
+    enable_compilation_cache()
+    return function(*job)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,8 @@ def evaluation_table(evaluated: Evaluations) -> TextTable:
     setup, rows = evaluated.setup, _intervals(evaluated, _COLUMNS)
     for agent, gain in gains(evaluated).items():
         rows[agent]["gain"] = gain
-    columns = [column for column in _COLUMNS if any(column[0] in found for found in rows.values())]
+    columns = _resolved(_COLUMNS, evaluated)
+    columns = [column for column in columns if any(column[0] in found for found in rows.values())]
     header = ["agent", *(heading for _, heading, _ in columns)]
     cells = [_cells(agent, rows[agent], columns) for agent in rows]
     if len(setup.kinds) > 1:
@@ -133,25 +134,32 @@ _SETTINGS_SHOWN = 8
 
 def tail_table(evaluated: Evaluations) -> TextTable:
     """Slow requests, bad hours and cost of the same agents."""
-    rows = _intervals(evaluated, _TAIL_COLUMNS)
+    columns = _resolved(_TAIL_COLUMNS, evaluated)
+    rows = _intervals(evaluated, columns)
     span, cells = "hour", []
     for agent, found in evaluated.agents.items():
         worst = found.worst_hour()
         span = worst.span
-        p99 = _cell(_point(worst.ttft_p99_s), _seconds)
+        p99 = _cell(_point(worst.ttft_p99_s), _up_to(evaluated.longest_ttft_s))
         attained = _cell(_point(worst.slo_attainment), _fixed(100.0, 1))
-        name, *figures = _cells(agent, rows[agent], _TAIL_COLUMNS)
+        name, *figures = _cells(agent, rows[agent], columns)
         cells.append((name, figures[0], p99, attained, *figures[1:]))
-    headings = [heading for _, heading, _ in _TAIL_COLUMNS]
+    caption = [
+        "undecided: requests inside their objectives when an episode ended; SLO met leaves them out"
+    ]
+    limit_s = evaluated.longest_ttft_s
+    if any(found["ttft_p99_s"].mean > limit_s for found in rows.values()):
+        caption.append(
+            f"TTFT beyond {limit_s:g} s is known to be longer and no more; `jaxserve simulate` "
+            "plays a trace without this limit"
+        )
+    headings = [heading for _, heading, _ in columns]
     worst_headings = (f"TTFT p99, worst {span}", f"SLO met %, worst {span}")
     return TextTable(
         title=f"{evaluated.setup.spec.name}, tail and cost",
         header=("agent", headings[0], *worst_headings, *headings[1:]),
         rows=tuple(cells),
-        caption=(
-            "undecided: requests inside their objectives when an episode ended; SLO met leaves "
-            "them out"
-        ),
+        caption="\n".join(caption),
     )
 
 
@@ -215,6 +223,16 @@ def _seconds(found: Interval) -> tuple[str, str, str]:
     return f"{mean} {unit}", low, high
 
 
+def _up_to(limit_s: float) -> _Show:
+    """``_seconds`` of what is known up to a limit only."""
+
+    def show(found: Interval) -> tuple[str, str, str]:
+        mean, low, high = _seconds(found)
+        return (f"> {limit_s:g} s", low, high) if found.mean > limit_s else (mean, low, high)
+
+    return show
+
+
 def _two_digits(found: Interval, factor: float = 1.0) -> tuple[str, str, str]:
     mean, low, high = (_short(factor * value, 2) for value in (found.mean, found.low, found.high))
     return mean, low, high
@@ -252,6 +270,15 @@ _TAIL_COLUMNS: tuple[_Column, ...] = (
 )
 
 
+def _resolved(columns: Sequence[_Column], evaluated: Evaluations) -> list[_Column]:
+    """The columns, those of TTFT up to what the fast simulator resolves."""
+    show_ttft = _up_to(evaluated.longest_ttft_s)
+    return [
+        (name, heading, show_ttft if name.startswith("ttft") else show)
+        for name, heading, show in columns
+    ]
+
+
 def _intervals(
     evaluated: Evaluations, columns: Sequence[_Column]
 ) -> dict[str, dict[str, Interval]]:
@@ -285,7 +312,7 @@ def _cell(found: Interval | None, show: _Show) -> str:
         return "-"
     mean, low, high = show(found)
     known = found.low != found.high and math.isfinite(found.low) and math.isfinite(found.high)
-    return f"{mean} ({low} to {high})" if known else mean
+    return f"{mean} ({low} to {high})" if known and not mean.startswith(">") else mean
 
 
 def fit_report_table(report: FitReport) -> Table:
@@ -336,9 +363,9 @@ def kernel_report_table(report: KernelReport) -> Table:
     caption = ["errors are shares of the time of the layer that has the kernel"]
     if report.iterations is not None:
         caption.append(
-            f"{report.iterations.loads} whole iterations, also of prompts and decodes together: "
-            f"{100 * report.iterations.error:.1f} % off (worst "
-            f"{100 * report.iterations.worst_error:+.1f} %)"
+            f"{report.iterations.loads} whole iterations are {100 * report.iterations.error:.1f} % "
+            f"off (worst {100 * report.iterations.worst_error:+.1f} %), of prompts and decodes "
+            f"together {100 * report.iterations.mixed_error:.1f} %"
         )
     kept = [f"host time ({1e3 * metadata.cost_model.host_s:g} ms an iteration)"]
     kept += [LABELS[kind] for kind in report.kept]

@@ -25,14 +25,9 @@ def quantities_table(
       kv_tokens: of one engine.
     """
     trace = log.trace
-    unserved = int(simulated["rejected"].sum() + simulated["lost"].sum())
-    unserved_note = f"; {unserved} are longer than the KV pool" if unserved else ""
     table = plain_table(
         title=f"{len(trace)} requests in {trace.duration_s:.0f} s",
-        caption=(
-            f"{int(simulated['preemptions'].sum())} preemptions, {kv_tokens} KV tokens"
-            f"{unserved_note}"
-        ),
+        caption=f"{int(simulated['preemptions'].sum())} preemptions, {kv_tokens} KV tokens",
     )
     table.add_column("", no_wrap=True)
     compared = log.ttft_s is not None

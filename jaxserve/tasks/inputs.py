@@ -17,6 +17,9 @@ from jaxserve.sim.table.file import TableFile, read_table_file
 from jaxserve.tasks.replay import trace_path
 from jaxserve.tasks.spec import TaskSpec
 
+_DIGITS = 16
+"""Hexadecimal digits of a digest."""
+
 
 class InputFiles:
     """Latency tables and traces of a setup, each read once."""
@@ -41,7 +44,9 @@ class InputFiles:
         path = trace_path(name)
         if path not in self._traces:
             try:
-                self._traces[path] = _digest(path.read_bytes())
+                with path.open("rb") as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                self._traces[path] = found[:_DIGITS]
             except OSError as error:
                 raise InputError(f"trace {path} cannot be read: {error.strerror}") from None
         return self._traces[path]
@@ -87,7 +92,7 @@ def task_inputs(
 
 
 def _digest(*parts: bytes) -> str:
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:_DIGITS]
 
 
 def _table_digest(file: TableFile) -> str:

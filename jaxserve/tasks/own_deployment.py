@@ -20,6 +20,7 @@ from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import TableMetadata
+from jaxserve.sim.traffic.trace_files.part import TracePart
 from jaxserve.tasks.inputs import InputFiles, task_inputs
 from jaxserve.tasks.slos import KindSlo, parse_slo
 from jaxserve.tasks.spec import (
@@ -49,6 +50,12 @@ class OwnDeployment:
     """path of a recorded trace."""
     time_unit: str | None = None
     """unit of the trace's times, ``s`` or ``ms``; None for that of its format."""
+    trace_from: str | None = None
+    """begin of the part of the trace that is taken, see ``TracePart.start``."""
+    trace_for: str | None = None
+    """its duration, see ``TracePart.length``."""
+    trace_sample: float | None = None
+    """share of its requests, see ``TracePart.sample``."""
     ttft_s: float | None = None
     """objective on the time to first token, s."""
     tpot_s: float | None = None
@@ -63,6 +70,11 @@ class OwnDeployment:
     """names of the knobs to turn."""
     slos: tuple[str, ...] | None = None
     """objectives of each kind of the trace's requests, see ``jaxserve.tasks.slos.parse_slo``."""
+
+    @property
+    def part(self) -> TracePart:
+        """The part of the trace that is taken."""
+        return TracePart(self.trace_from, self.trace_for, self.trace_sample)
 
     @property
     def given(self) -> dict[str, Any]:

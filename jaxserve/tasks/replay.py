@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from os.path import isfile  # unlike Path.is_file, it answers to any name
 from pathlib import Path
 
@@ -30,23 +32,35 @@ def trace_path(name: str | Path) -> Path:
     return packaged if isfile(packaged) and not isfile(name) else Path(name)
 
 
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Arrivals of a recording in a task."""
+
+    counts: NDArray[np.float32]
+    """float32[W, K, CLASS_COUNT], requests per window, tick and class."""
+    rejected: NDArray[np.float32] | None = None
+    """float32[W, CLASS_COUNT], further requests, which are too long to be served; None for none."""
+
+
 def replay_spec(
-    spec: TaskSpec, trace: Trace, slos: Mapping[str, KindSlo] | None = None
-) -> tuple[TaskSpec, NDArray[np.float32]]:
+    spec: TaskSpec,
+    trace: Trace,
+    slos: Mapping[str, KindSlo] | None = None,
+    longest_tokens: float = math.inf,
+) -> tuple[TaskSpec, Replay]:
     """The task with its one stream split into the trace's classes, by kind and prompt length.
 
     Requests that are too long for a latency table are shortened, see ``Trace.within_table``.
 
     Args:
       slos: objectives of each of the trace's kinds; without any all kinds have the task's.
-
-    Returns:
-      the task, and the arrivals per window, tick and class, float32[W, K, CLASS_COUNT].
+      longest_tokens: of a request that is served, prompt and output together; longer ones are
+        rejected when they arrive.
 
     Raises:
       InputError: the task has several streams (a trace does not say which request belongs to
-        which), the trace is shorter than an episode or has more kinds than there are classes, or
-        ``slos`` are not those of its kinds.
+        which), the trace is shorter than an episode or has more kinds than there are classes,
+        ``slos`` are not those of its kinds, or all requests are rejected.
     """
     if len(spec.streams) != 1:
         raise InputError(
@@ -60,14 +74,25 @@ def replay_spec(
             f"{needed_s:.0f} s, or a smaller horizon in a task file of your own, which `jaxserve "
             f"tasks {spec.name} > my_task.json` begins (in Python: in overrides)"
         )
+    served = trace.total_tokens <= longest_tokens
+    if not served.any():
+        raise InputError(
+            f"all {len(trace):,} requests of the trace are too long to be served: the shortest has "
+            f"{trace.total_tokens.min():,} tokens, prompt and output together, and KV pool and "
+            f"context length allow {longest_tokens:,.0f}; name another GPU or model"
+        )
     trace = trace.within_table()
     classes = class_map(trace, CLASS_COUNT)
     by_kind = [spec.streams[0]] * len(classes.edges)
     if slos:
         check_slos(slos, trace)
         by_kind = [_with_slo(spec.streams[0], slos[kind]) for kind in classes.kinds]
-    found = split_classes(trace, classes)
-    counts = recorded_counts(trace, classes, spec.window_s, spec.ticks)
+    found = split_classes(trace, classes, served)
+    counts = recorded_counts(trace, classes, spec.window_s, spec.ticks, served)
+    rejected, arrived = None, counts.sum()
+    if not served.all():
+        rejected = recorded_counts(trace, classes, spec.window_s, spec.ticks, ~served).sum(axis=1)
+        arrived += rejected.sum()
     streams = tuple(
         dataclasses.replace(
             by_kind[kind], name=name, prompt=item.prompt, output=item.output, bins=1
@@ -76,10 +101,10 @@ def replay_spec(
     )
     regime = Regime(
         name="recorded",
-        rate_rps=float(counts.sum() / (len(counts) * spec.window_s)),
+        rate_rps=float(arrived / (len(counts) * spec.window_s)),
         mix={stream.name: item.share for stream, item in zip(streams, found, strict=True)},
     )
-    return dataclasses.replace(spec, streams=streams, regimes=(regime,)), counts
+    return dataclasses.replace(spec, streams=streams, regimes=(regime,)), Replay(counts, rejected)
 
 
 def _with_slo(stream: Stream, slo: KindSlo) -> Stream:
@@ -149,12 +174,19 @@ def _repeated(trace: Trace) -> str:
 
 
 def recorded_counts(
-    trace: Trace, classes: ClassMap, window_s: float, ticks: int
+    trace: Trace,
+    classes: ClassMap,
+    window_s: float,
+    ticks: int,
+    counted: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
     """Arrivals per window, tick and class, float32[W, K, CLASS_COUNT]; unused classes are empty.
+
+    Args:
+      counted: bool[n], the requests that count; all by default.
 
     Raises:
       InputError: see ``jaxserve.sim.traffic.trace_classes.to_class_counts``.
     """
-    counts = to_class_counts(trace, classes, window_s=window_s, ticks=ticks)
+    counts = to_class_counts(trace, classes, window_s=window_s, ticks=ticks, counted=counted)
     return np.pad(counts, ((0, 0), (0, 0), (0, CLASS_COUNT - counts.shape[2])))

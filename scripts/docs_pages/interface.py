@@ -11,6 +11,7 @@ from pathlib import Path
 from docs_pages.markdown import code, number, table
 from jaxserve.env import FEATURE_NAMES
 from jaxserve.fields import Bound
+from jaxserve.file_formats import file_formats
 from jaxserve.live.measured import MEASURED
 from jaxserve.rollouts.presets import Preset, load_preset, preset_names
 from jaxserve.sim.machine.acceptance import profile_names
@@ -51,6 +52,21 @@ def measured_table() -> str:
         [code(name), source.kind, source.how, source.error] for name, source in MEASURED.items()
     ]
     return table(["entry", "source", "how", "largest error"], rows)
+
+
+def format_table() -> str:
+    """One format of files a row."""
+    rows = [
+        [
+            code(each.name),
+            each.written_by,
+            ", ".join(each.gives) or "nothing",
+            each.cannot_tell,
+            each.note,
+        ]
+        for each in file_formats()
+    ]
+    return table(["format", "written by", "gives", "cannot tell", "note"], rows)
 
 
 def feature_list() -> str:

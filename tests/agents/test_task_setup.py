@@ -100,7 +100,21 @@ def test_weights_that_are_named_must_fit(tmp_path: Path) -> None:
     assert playable(("ppo", "default"), load_setup(str(tmp_path / "mine.json"))) == ("default",)
 
 
-def test_a_unit_of_time_goes_with_a_trace() -> None:
-    """A unit that nothing is read by is a mistake."""
-    with pytest.raises(InputError, match="name the trace as well"):
-        load_setup("bursty_workload", time_unit="s")
+def test_a_unit_of_time_and_a_part_go_with_a_trace() -> None:
+    """A unit or a part that nothing is read by is a mistake."""
+    for own in ({"time_unit": "s"}, {"trace_for": "2h"}, {"trace_sample": 0.5}):
+        with pytest.raises(InputError, match="name the trace as well"):
+            load_setup("bursty_workload", **own)
+
+
+def test_a_part_of_the_tasks_own_trace_is_another_trace() -> None:
+    """It has inputs of its own, by which searches are kept, and no scores."""
+    whole = load_setup("trace_replay")
+    own = whole.spec.trace
+    parts = [load_setup("trace_replay", trace=own, trace_for=span) for span in ("5min", "10min")]
+    digests = [json.dumps(dict(setup.inputs)) for setup in (whole, *parts)]
+    assert len(set(digests)) == 3
+    for setup, span_s in zip(parts, (300, 600), strict=True):
+        assert setup.trace is not None and setup.trace.duration_s == pytest.approx(span_s, abs=5)
+        assert setup.anchors is None and "the task's own trace" in (setup.note or "")
+        assert setup.has_parts and next(iter(setup.changes)) == "trace"

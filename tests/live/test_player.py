@@ -11,7 +11,7 @@ from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.live.figures import summarise
-from jaxserve.live.player import RequestOutcome, play
+from jaxserve.live.player import RequestOutcome, play, stream_of_class
 from jaxserve.live.prompts import RandomPrompts
 from jaxserve.seeds import episode_key
 from tests.gateway.gateway_thread import RunningGateway
@@ -24,7 +24,8 @@ def send(url: str, setup: TaskSetup, windows: int = 1) -> list[RequestOutcome]:
 
     async def run() -> list[RequestOutcome]:
         async with EngineClient(Target(url)) as client:
-            return await play(client, setup.env, setup.spec, requests, RandomPrompts(0))
+            streams = stream_of_class(setup.spec)
+            return await play(client, streams, setup.env.slo, requests, RandomPrompts(0))
 
     return asyncio.run(run())
 

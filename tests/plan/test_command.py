@@ -33,9 +33,12 @@ def trace(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     times = np.sort(rng.uniform(0, 20, 100))
     rows = [
-        {"timestamp": round(1e3 * time), "input_length": int(prompt), "output_length": int(output)}
+        {"chat_id": 0, "timestamp": time, "input_length": int(prompt), "output_length": int(output)}
         for time, prompt, output in zip(
-            times, rng.integers(50, 2000, 100), rng.integers(5, 60, 100), strict=True
+            times.round(3).tolist(),
+            rng.integers(50, 2000, 100),
+            rng.integers(5, 60, 100),
+            strict=True,
         )
     ]
     path = tmp_path / "trace.jsonl"
@@ -108,7 +111,7 @@ def test_an_answer_without_a_trace_by_a_load_test(tmp_path: Path) -> None:
 
 REFUSED = {
     "TTFT of a slip of units": (("--ttft", "1000"), "--ttft is 1000"),
-    "no GPU holds the model": (("--model", "llama-3.1-70b", "--max-gpus", "1"), "memory"),
+    "no GPU holds the model": (("--model", "qwen3-235b-a22b", "--max-gpus", "1"), "memory"),
     "no price": (("--prices", "prices.json"), "has no price of h100-sxm-80gb"),
     "nothing meets the objectives": (("--tpot", "0.001"), "the nearest is"),
     "a load test of another model": (

@@ -66,7 +66,7 @@ def test_a_request_longer_than_the_model(tmp_path: Path) -> None:
     path = tmp_path / "small.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     assert _inputs(str(path), 1500).model_length == 2048
-    with pytest.raises(InputError, match="max_position_embeddings 2,048"):
+    with pytest.raises(InputError, match="the context of small has 2,048"):
         _inputs(str(path), 2048)
 
 

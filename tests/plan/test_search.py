@@ -128,10 +128,7 @@ def test_processes_play_the_same() -> None:
     inputs = _inputs(4, PlanObjective(1.0, 0.06), prices={"h100-sxm-80gb": 3.5}, max_gpus=1)
     (option,) = engine_options(inputs)[0]
     plays = [Play(PlannedDeployment(option, 1, 64, budget)) for budget in (1024, 2048)]
-    player = Player(inputs)
-    with player.processes(2):
-        found = player.play(plays)
-    assert found == Player(inputs).play(plays)
+    assert Player(inputs, lanes=2).play(plays) == Player(inputs).play(plays)
 
 
 def test_the_busiest_parts_are_disjoint() -> None:

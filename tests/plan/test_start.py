@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import tyro
 import yaml
@@ -20,7 +21,6 @@ from jaxserve.plan.start import (
     sglang_command,
     start_files,
     vllm_command,
-    yaml_text,
 )
 
 
@@ -93,17 +93,18 @@ def test_every_replica_has_gpus_of_its_own() -> None:
     assert "vllm=http://engine-2.engine:8000" in arguments
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": [1, {"b": [], "c": {}}, [2, [3]]], "d": None, "e: f": 'g"\n'},
-        [{"a": {"b": 1}, "c": [True]}, "yes"],
-        {"a": [[{"b": 1, "c": 2}]]},
-    ],
-)
-def test_yaml_reads_back(value: object) -> None:
-    """Blocks of any nesting are the value again."""
-    assert yaml.safe_load(yaml_text(value)) == value
+def test_manifests_follow_the_schemas_of_kubernetes() -> None:
+    """Every object is valid, and a misspelt field is not."""
+    files = start_files(
+        _deployment("llama-3.1-8b", "bf16", "bf16"), "llama-3.1-8b", 8192, PlanObjective(1.0, 0.05)
+    )
+    objects = list(yaml.safe_load_all(files["kubernetes.yaml"]))
+    assert len(objects) == 4
+    for each in objects:
+        kubernetes_validate.validate(each, "1.31", strict=True)
+    objects[1]["spec"]["replica"] = 3
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(objects[1], "1.31", strict=True)
 
 
 def test_own_models_are_served_from_their_folder(tmp_path: Path) -> None:

@@ -121,6 +121,24 @@ def test_the_tail() -> None:
     assert free.rows[0][free.header.index("USD / 1M good tok.")] == "-"
 
 
+def test_waits_that_are_not_resolved() -> None:
+    """A TTFT beyond the oldest age of a waiting line is said to be longer, without a figure; the
+    caption names what has no such limit."""
+    found = compared()
+    assert found.longest_ttft_s == 64.0
+    assert "longer and no more" not in tail_table(found).caption
+    slow = dataclasses.replace(
+        found.agents["default"].statistics.sums, ttft_exceeded=np.full((2, len(TTFT_EDGES_S)), 90.0)
+    )
+    evaluation = dataclasses.replace(found.agents["default"], statistics=statistics_of(slow))
+    over = dataclasses.replace(found, agents={"default": evaluation})
+    table, tail = evaluation_table(over), tail_table(over)
+    assert table.rows[0][table.header.index("TTFT p50")] == "> 64 s"
+    assert tail.rows[0][tail.header.index("TTFT p99")] == "> 64 s"
+    assert tail.rows[0][tail.header.index("TTFT p99, worst episode")] == "> 64 s"
+    assert "TTFT beyond 64 s is known to be longer and no more" in tail.caption
+
+
 def test_the_worst_class() -> None:
     """By its name, where there is more than one kind of requests."""
     found = compared(score=True)
@@ -310,7 +328,7 @@ def test_fit_to_kernels() -> None:
     report = KernelReport(
         fits=(KernelFit("decode", 137, 0.074, 0.078, 0.347, (edge,)),),
         kept=("elementwise", "head"),
-        iterations=IterationErrors(200, 0.055, -0.171),
+        iterations=IterationErrors(200, 0.055, 0.063, -0.171),
         table=read_table_file("llama-3.1-8b__h100-sxm-80gb"),
         left_out={"fp8": 1200, "int8_wo": 34},
     )
@@ -318,7 +336,8 @@ def test_fit_to_kernels() -> None:
     assert (
         "decode attention 137 7.4 % 7.8 % from 64 to 512 sequences 16.1 % (worst -28.9 %)" in text
     )
-    assert "200 whole iterations, also of prompts and decodes together: 5.5 % off (worst" in text
+    assert "200 whole iterations are 5.5 % off (worst -17.1 %), of prompts and decodes" in text
+    assert "together 6.3 %" in text
     assert "host time (0.5 ms an iteration), elementwise kernels, output head" in text
     assert "1,234 rows in other formats were left out (fp8 1,200, int8_wo 34): INT8" in text
     without = dataclasses.replace(report, iterations=None, kept=(), left_out={})

@@ -9,6 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jaxserve
 from jaxserve.agents.reference_rollout import ReferenceEpisode, table_timer
@@ -59,7 +61,9 @@ def spec() -> TaskSpec:
 def test_every_recorded_request_is_in_the_counts(spec: TaskSpec) -> None:
     """Counts add up to the trace, window by window, and classes carry the trace's lengths."""
     trace = recording(40)
-    new, counts = replay_spec(spec, trace)
+    new, recorded = replay_spec(spec, trace)
+    counts = recorded.counts
+    assert recorded.rejected is None
     assert counts.shape == (41, spec.ticks, 6)
     assert counts.sum() == len(trace)
     by_window = np.bincount(trace.arrival_s.astype(int), minlength=41)
@@ -82,7 +86,7 @@ def test_an_environment_faces_the_recorded_requests(spec: TaskSpec) -> None:
     """Every window's arrivals are a run of consecutive windows of the recording."""
     trace = recording(90)
     env = jaxserve.make(spec, trace=trace)
-    _, counts = replay_spec(spec, trace)
+    counts = replay_spec(spec, trace)[1].counts
 
     @jax.jit
     def traffic(key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -148,8 +152,73 @@ def test_what_is_not_replayed_as_recorded_is_warned_of(spec: TaskSpec) -> None:
     prompts = trace.prompt_tokens.copy()
     prompts[3] = 200_000
     changed = dataclasses.replace(trace, prompt_tokens=prompts, tick_s=3.0)
-    with pytest.warns(InputWarning, match="recorded every 3 s.*; 1 of 202 requests are longer"):
+    with pytest.warns(InputWarning, match=r"recorded every 3 s.*; 1 of 202 requests \(0.5%\)"):
         jaxserve.make(spec, trace=changed)
+
+
+@given(st.data())
+def test_requests_too_long_to_be_served_are_rejected_and_counted(
+    spec: TaskSpec, data: st.DataObject
+) -> None:
+    """Every request is served or rejected, in its window and class; lengths are of those served."""
+    trace = recording(40, seed=data.draw(st.integers(0, 99)))
+    total = trace.total_tokens
+    longest = data.draw(st.integers(int(total.min()), int(total.max()) - 1))
+    new, recorded = replay_spec(spec, trace, longest_tokens=longest)
+    assert recorded.rejected is not None
+    assert recorded.rejected.sum() == (total > longest).sum()
+    whole = replay_spec(spec, trace)[1].counts.sum(axis=1)
+    np.testing.assert_array_equal(recorded.counts.sum(axis=1) + recorded.rejected, whole)
+    assert sum(new.regimes[0].mix.values()) == pytest.approx(1.0)
+    assert all(stream.prompt.quantiles[-1] < longest for stream in new.streams)
+    assert str((total > longest).sum()) in (trace.note(longest) or "")
+
+
+def test_a_trace_of_which_nothing_fits_is_refused(spec: TaskSpec) -> None:
+    """The sentence has the shortest request and the limit."""
+    trace = recording(40)
+    with pytest.raises(InputError, match="all 202 requests of the trace are too long"):
+        replay_spec(spec, trace, longest_tokens=int(trace.total_tokens.min()) - 1)
+
+
+def test_both_simulators_reject_the_same_requests(spec: TaskSpec) -> None:
+    """The fast one does not serve them; its rejected requests are the reference's, whose engines
+    look at each request by itself, and the others are about as fast in both."""
+    trace = recording(90)
+    prompts = np.where(np.arange(len(trace)) % 5 == 0, 120_000, trace.prompt_tokens)
+    long = dataclasses.replace(trace, prompt_tokens=prompts.astype(np.int32))
+    small = {"deployment": {"kv_pool_tokens": 110_000}, "knobs": ["batch_cap"]}
+    with pytest.warns(InputWarning, match="they are rejected, and count as missed"):
+        env = jaxserve.make(spec, trace=long, overrides=small)
+    action = jaxserve.make_action()
+    key = episode_key(0)
+    state, _ = env.reset(key)
+    episode = ReferenceEpisode(env, key, table_timer(spec), 10, long)
+    step = jax.jit(env.step)
+    ours, theirs = [], []
+    for _ in range(10):
+        state, timestep = step(state, action)
+        ours.append(timestep.metrics)
+        theirs.append(episode.step(action))
+        np.testing.assert_array_equal(ours[-1].arrivals, theirs[-1].arrivals)
+    rejected = [sum(float(np.sum(each.rejected)) for each in found) for found in (ours, theirs)]
+    # An engine looks at a request at the end of its iteration, perhaps in the next window.
+    assert rejected[0] > 5.0 and abs(rejected[0] - rejected[1]) <= 1.0
+    itl_s = [np.mean([float(each.itl_s) for each in found[2:]]) for found in (ours, theirs)]
+    assert itl_s[0] == pytest.approx(itl_s[1], rel=0.3)
+
+
+def test_a_drawn_task_with_requests_that_no_engine_serves_is_refused() -> None:
+    """By ``make``, with the stream: a pool or a context that is too short."""
+    with pytest.raises(InputError, match=r"stream copilot has .* allow 5,009"):
+        jaxserve.make("bursty_workload", overrides={"deployment": {"kv_pool_tokens": 5008}})
+
+
+def test_knobs_that_lower_the_pool_are_told(spec: TaskSpec) -> None:
+    """Prompts beyond a lowered KV budget are served all the same, and a warning says so."""
+    overrides = {"deployment": {"kv_pool_tokens": 20_000}, "knobs": ["kv_budget_fraction"]}
+    with pytest.warns(InputWarning, match="knobs may leave a GPU 2,000 KV tokens"):
+        jaxserve.make(spec, trace=recording(40), overrides=overrides)
 
 
 def test_a_long_trace_is_measured_by_its_beginning(
@@ -175,7 +244,8 @@ def test_objectives_of_each_kind_reach_the_environment(spec: TaskSpec) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env = jaxserve.make(spec, trace=trace, slos=SLOS)
-    new, counts = replay_spec(spec, trace, SLOS)
+    new, recorded = replay_spec(spec, trace, SLOS)
+    counts = recorded.counts
     kinds = [stream.name.rsplit("_", 1)[0] for stream in new.streams]
     assert len(kinds) == 6 and kinds == sorted(kinds) and set(kinds) == {"batch", "chat"}
     slos = [SLOS[kind] for kind in kinds]
@@ -222,10 +292,10 @@ def test_kinds_without_objectives_share_the_tasks(spec: TaskSpec) -> None:
 def test_a_trace_of_one_kind_is_replayed_as_one_without(spec: TaskSpec) -> None:
     """Every number of the task but the names of its streams."""
     trace = recording(40)
-    (plain, counts), (named, named_counts) = (
+    (plain, recorded), (named, named_replay) = (
         replay_spec(spec, each) for each in (trace, with_kinds(trace, ("chat",)))
     )
-    np.testing.assert_array_equal(counts, named_counts)
+    np.testing.assert_array_equal(recorded.counts, named_replay.counts)
     assert [stream.name for stream in plain.streams] == [f"bin_{i}" for i in range(6)]
     assert [stream.name for stream in named.streams] == [f"chat_{i}" for i in range(6)]
     for one, other in zip(plain.streams, named.streams, strict=True):

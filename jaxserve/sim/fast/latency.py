@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.arrays.batching import add_up, largest, stage, staged
-from jaxserve.sim.fast.lines import count_older_than
+from jaxserve.sim.fast.lines import OLDEST_AGE, count_older_than
 from jaxserve.sim.fast.prompt_work import mean_of_points
 from jaxserve.sim.fast.tick_state import TINY, Tally
 from jaxserve.sim.fast.waiting_times import Wait, carrying_share
@@ -226,6 +226,16 @@ def tpot_met_share(
     )
     margin = jnp.log(limit_s / jnp.maximum(tpot_s, 1e-6))
     return jax.nn.sigmoid(margin / (_LOGISTIC_SCALE * spread))
+
+
+def longest_ttft_s(tick_s: float) -> float:
+    """Longest TTFT that the fast simulator resolves, s: waits beyond the oldest age of its lines,
+    or the last edge of the histogram, are known to be longer and no more.
+
+    Args:
+      tick_s: seconds of a scheduler tick.
+    """
+    return min(float(OLDEST_AGE * tick_s), float(TTFT_EDGES_S[-1]))
 
 
 def ttft_quantile(exceeded: jax.Array, count: jax.Array, probability: float) -> jax.Array:

@@ -31,7 +31,9 @@ AGE_PERIODS = np.concatenate(
 AGE_KNOTS = np.concatenate([[0], np.cumsum(AGE_PERIODS)[:-1]]).astype(np.float32)
 """float32[32], ages in ticks right after a shift: 0..8, then 10, 12, 14, 16, 20, .. up to 448."""
 _FIRST_OCTAVE = 3  # starts at 2**3 ticks, where the fine knots end
-_OLDEST = 2.0 * (AGE_KNOTS[-1] + AGE_PERIODS[-1])
+OLDEST_AGE = AGE_KNOTS[-1] + AGE_PERIODS[-1]
+"""float32, age in ticks up to which waiting requests are told apart, 512."""
+_OLDEST = 2.0 * OLDEST_AGE
 
 
 def age_by_one_tick(waiting: jax.Array, arrivals: jax.Array, clock: jax.Array) -> jax.Array:

@@ -171,16 +171,19 @@ def _metrics(
         outcome
     )
     energy_j = deployment.energy_j(window_s, tally.work_j)
+    arrived, rejected = add_up(arrivals.counts), tally.rejected
+    if arrivals.rejected is not None:
+        arrived, rejected = arrived + arrivals.rejected, rejected + arrivals.rejected
     # Accepted / proposed drafts: (tokens per step - 1) / depth, averaged over running sequences.
     accepted = add_up(queues.running * (plan.tokens_per_step - 1.0)) / (
         jnp.maximum(add_up(queues.running), TINY) * jnp.maximum(action.speculation_depth, 1)
     )
     iterations = (tally, itl_s, plan.prefill_gpus, plan.split)
     return WindowMetrics(
-        arrivals=add_up(arrivals.counts),
+        arrivals=arrived,
         completed=tally.completed,
         good=tally.completed * service.met_share,
-        rejected=tally.rejected,
+        rejected=rejected,
         lost=lost,
         waiting=waiting[:, 0] + queues.preempted,
         running=queues.running,

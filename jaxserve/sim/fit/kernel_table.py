@@ -2,8 +2,9 @@
 
 Each kind of kernel is fitted by itself and judged on rows that its fit was not shown: every third
 row, which tells interpolation, then the third of the largest sizes on each axis, which tells
-extrapolation. Errors are relative to the layer that has the kernel. Of a layer profile whole
-iterations are judged as well. The table carries the largest of these errors.
+extrapolation. Errors are relative to the layer that has the kernel. Of a layer profile iterations
+that mix prompts and decodes are fitted too (``mixed_attention``), and whole iterations are judged
+as well. The table carries the largest of these errors.
 
 What kernels say nothing of (the time of the host, all-reduces, speculation, and head and
 elementwise kernels where no file has them) stays as it is on the GPU that is named. The other tiers
@@ -33,6 +34,7 @@ from jaxserve.sim.fit.layer_profile import (
     LayerProfile,
     ProfileTimer,
 )
+from jaxserve.sim.fit.mixed_attention import MixedFit, fit_mixed
 from jaxserve.sim.fit.plausible import check_unit
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
@@ -54,6 +56,7 @@ LABELS = {
     "head": "output head",
     "decode": "decode attention",
     "prefill": "prefill attention",
+    "mixed": "prompts beside decodes",
 }
 _AXES = {
     "linear": {"tokens": "size"},
@@ -97,13 +100,14 @@ class KernelFit:
 
 @dataclass(frozen=True)
 class IterationErrors:
-    """Whole iterations of a layer profile: also those of prompts and decodes together, of which the
-    fit was shown nothing."""
+    """Whole iterations of a layer profile, also those of prompts and decodes together."""
 
     loads: int
     """iterations that fit into memory."""
     error: float
     """mean absolute relative error."""
+    mixed_error: float
+    """the same of iterations with prompts and decodes."""
     worst_error: float
     """the farthest one, with its sign."""
 
@@ -157,6 +161,8 @@ def fit_kernels(
         )
     prior = CostModel.of(gpu, model, tensor_parallel)
     measured = read_kernels(paths, model, tensor_parallel)
+    if measured.profile is not None:  # of all layers in turn: KV comes from the memory
+        gpu = dataclasses.replace(gpu, cache=None)
     fitted, fits = gpu, []
     for kind, rows in measured.rows.items():
         _check_rows(kind, rows, measured.unit, gpu, model, tensor_parallel)
@@ -169,13 +175,17 @@ def fit_kernels(
     if measured.profile is not None:
         pool = kv_capacity_tokens(gpu, model, 0, 1.0, False, tensor_parallel)
         timer = ProfileTimer(measured.profile, model.layers)
+        mixed = fit_mixed(cost, measured.profile, float(pool))
+        cost = mixed.cost
+        fits.append(_checked_mixed(mixed))
         alone = dataclasses.replace(cost, **dict.fromkeys(_NOT_KERNELS, 0.0), beyond=None)
         iterations = _iteration_errors(alone, timer, measured.profile, float(pool))
     errors = [each.held_out_error for each in fits]
     errors += [edge.error for each in fits for edge in each.extrapolations]
     if iterations is not None:
         _check_error("whole iterations", iterations.error)
-        errors.append(iterations.error)
+        _check_error("iterations of prompts and decodes together", iterations.mixed_error)
+        errors += [iterations.error, iterations.mixed_error]
     names = ", ".join(path.name for path in paths)
     table = fill_measured(
         cost,
@@ -188,7 +198,7 @@ def fit_kernels(
     )
     report = KernelReport(
         fits=tuple(fits),
-        kept=tuple(kind for kind in LABELS if kind not in measured.rows),
+        kept=tuple(kind for kind in kernel_fit.CONSTANTS if kind not in measured.rows),
         iterations=iterations,
         table=table,
         left_out=measured.left_out,
@@ -284,6 +294,23 @@ def _fit(
     return found, fit
 
 
+def _checked_mixed(mixed: MixedFit) -> KernelFit:
+    label = LABELS["mixed"]
+    fit = KernelFit(
+        kind="mixed",
+        rows=mixed.rows,
+        error=float(np.abs(mixed.errors).mean()),
+        held_out_error=float(np.abs(mixed.held_out).mean()),
+        worst_error=float(mixed.held_out[np.abs(mixed.held_out).argmax()]),
+        extrapolations=mixed.extrapolations,
+    )
+    _check_error(label, fit.held_out_error)
+    for edge in fit.extrapolations:
+        of_edge = f"{label} from {edge.largest_left:g} to {edge.largest:g} {edge.axis}"
+        _check_error(of_edge, edge.error)
+    return fit
+
+
 def _check_error(label: str, error: float) -> None:
     """Raises InputError where a fit says too little of what was measured."""
     if not error <= WORST_ERROR:
@@ -320,7 +347,7 @@ def _iteration_errors(
         for name in ATTENTION_COLUMNS[:-1]
     )
     largest = profile.dense[PRODUCTS[0]][0].max()
-    errors = []
+    errors, mixed = [], []
     for chunk, prefix, count, context in itertools.product(chunks, prefixes, seqs, contexts):
         meant = (chunk or not prefix) and bool(count) == bool(context) and (chunk or count)
         fits = count * context + chunk + prefix <= kv_tokens and chunk + count <= largest
@@ -329,7 +356,12 @@ def _iteration_errors(
             pieces = ((chunk, prefix),) if chunk else ()
             measured_s = timer.iteration_s(**load, chunks=pieces)
             errors.append(cost.iteration_s(**load, chunks=pieces) / measured_s - 1)
-    if not errors:
-        raise InputError("the layer profile has no iteration that fits into the GPU's memory")
+            mixed += errors[-1:] if chunk and count else []
+    if not mixed:
+        raise InputError(
+            "the layer profile has no iteration of prompts and decodes that fits into the GPU's "
+            "memory"
+        )
     worst = max(errors, key=abs)
-    return IterationErrors(len(errors), float(np.abs(errors).mean()), float(worst))
+    error, mixed_error = (float(np.abs(each).mean()) for each in (errors, mixed))
+    return IterationErrors(len(errors), error, mixed_error, float(worst))

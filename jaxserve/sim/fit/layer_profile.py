@@ -121,6 +121,16 @@ class ProfileTimer:
         self._sequences, self._head_s = _total(profile.per_sequence, head)
         self._axes, self._attention_s = _attention_grid(profile)
 
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of an iteration that was profiled."""
+        return int(self._tokens[-1])
+
+    @property
+    def most_sequences(self) -> int:
+        """Most sequences of an iteration that was profiled."""
+        return int(self._sequences[-1])
+
     def iteration_s(
         self,
         *,

@@ -12,7 +12,7 @@ table carries the largest.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -142,10 +142,14 @@ class FitReport:
     """row (from 1) with the largest held-out TPOT error, and that error with its sign."""
     table: TableFile
     """the filled table."""
+    note: str = ""
+    """what was understood of the files, in one line."""
+    left_out: int = 0
+    """requests that failed or were cut off, which the times leave out."""
 
 
 def fit(
-    path: Path | str,
+    path: Path | str | Sequence[Path | str],
     gpu_name: str,
     model_name: str,
     out: Path | str,
@@ -156,7 +160,7 @@ def fit(
     """Fits the sweep in ``path`` and writes the table that it gives to ``out``.
 
     Args:
-      path: measured sweep, see ``jaxserve.sim.fit.sweep``.
+      path: measured sweep, see ``read_sweep``: a file, or several of one engine.
       gpu_name: GPU whose constants are the prior.
       model_name: model that was measured.
       out: path of the table, ending in .parquet.
@@ -172,14 +176,18 @@ def fit(
     engine.check()
     gpu = rescale(load_gpu(gpu_name), peaks or GpuPeaks())
     model = load_model(model_name)
-    sweep = read_sweep(path, engine.tensor_parallel, engine.token_budget)
-    source = f"fitted to {Path(path).name}, {len(sweep)} rows, prior {gpu_name}"
+    files = [Path(each) for each in ([path] if isinstance(path, Path | str) else path)]
+    sweep = read_sweep(files, engine.tensor_parallel, engine.token_budget, model.name, engine.tier)
+    named = ", ".join(each.name for each in files)
+    source = f"fitted to {named}, {len(sweep)} rows, prior {gpu_name}"
+    if sweep.left_out:
+        source += f", {sweep.left_out:,} requests left out"
     try:
         check_plausible(sweep, _prediction(gpu, model, engine))
         report = fit_sweep(sweep, gpu, model, source=source, engine=engine)
         _check_good(report)
     except InputError as error:
-        raise InputError(f"sweep file {path}: {error}") from None
+        raise InputError(f"sweep file {', '.join(map(str, files))}: {error}") from None
     write_table_file(out, report.table)
     return report
 
@@ -251,6 +259,8 @@ def fit_sweep(
         prior_tpot_error=_mean_error(predict(prior, sweep).tpot_s, sweep.tpot_s),
         worst_row=(worst + 1, float(held_out[worst])),
         table=table,
+        note=sweep.note,
+        left_out=sweep.left_out,
     )
 
 

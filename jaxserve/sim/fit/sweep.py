@@ -1,104 +1,50 @@
-"""Reads a measured load test: one row per point of a concurrency sweep.
+"""A measured load test: one point per run of a concurrency sweep.
 
-Accepted are CSV and parquet files with one row per run, and the JSON that ``vllm bench serve
---save-result`` and ``sglang.bench_serving`` write (one object, a list, or one object per line).
-Column names of several tools are known; a name that is not is an error, so that a misspelt one is
-not silently left out, but in files that a benchmark has written, which have many.
-
-A fit takes each row for the steady state of a plain engine that always has so many requests in
-flight. Columns that say otherwise are looked at: failed requests, too few of them to fill every
-slot several times, requests by a clock, drafts, and more in flight than the engine runs.
+A fit takes each run for the steady state of a plain engine that always has so many requests in
+flight; ``jaxserve.sim.fit.run_checks`` refuses what a file says otherwise.
 """
 
-import contextlib
-import csv
-import io
-import json
-import math
-import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
-from jaxserve import checks
 from jaxserve.errors import InputError, InputWarning
+from jaxserve.sim.fit.run_checks import check_engine, check_steady, check_times
+from jaxserve.sim.fit.runs import Runs, read_runs
 
 MIN_ROWS = 8
 """Fewer points cannot tell the constants of a cost model apart."""
 
-MAX_ROWS = 10_000
-MAX_FILE_BYTES = 64 * 2**20
+_NOMINAL = (0.4, 1.1)
+"""Mean lengths as shares of those asked for: half where lengths are drawn from 0 on, a little more
+than all with a chat template."""
 
-ALIASES: dict[str, tuple[str, ...]] = {
-    "concurrency": ("max_concurrency", "concurrency", "batch_size"),
-    "prompt length": ("random_input_len", "input_len", "isl", "prompt_len"),
-    "output length": ("random_output_len", "output_len", "osl"),
-    "TPOT": (
-        "mean_tpot_ms", "tpot_ms", "silicon_tpot_ms", "median_tpot_ms", "p50_tpot_ms",
-        "mean_itl_ms", "itl_ms", "itl", "median_itl_ms", "p50_itl_ms",
-    ),
-    "TTFT": (
-        "median_ttft_ms", "p50_ttft_ms", "ttft_p50_ms", "mean_ttft_ms", "ttft_ms",
-        "silicon_ttft_ms",
-    ),
-}  # fmt: skip
-"""Known columns of each quantity. Where a file has several statistics of a time, or the concurrency
-that was asked for and the one that was reached, the first counts; other columns for the same
-setting are an error."""
-
-_SETTINGS = ("concurrency", "prompt length", "output length")
-_ASKED_AND_REACHED = ("max_concurrency", "concurrency")
-_LOWEST = {"concurrency": 1.0, "prompt length": 1.0, "output length": 2.0}
-_OPEN_LOOP = ("request_rate",)
-"""Where it is finite, requests arrive by a clock, however many are in flight."""
-_TOTALS = {"prompt length": "total_input_tokens", "output length": "total_output_tokens"}
-"""Tokens of all requests that were completed, which tell the mean length whatever was asked for."""
-_COUNTS = ("num_prompts", "completed", "failed")
-_DRAFTS = {
-    "spec_decode_acceptance_length": 1.0,
-    "spec_decode_acceptance_rate": 0.0,
-    "spec_decode_num_drafts": 0.0,
-    "accept_length": 1.0,
-}
-"""Columns of engines that speculate, and the value that says that this one did not."""
-_BATCH_CAP = ("max_num_seqs", "max_running_requests")
-_TOKEN_BUDGET = ("max_num_batched_tokens", "chunked_prefill_size")
-_MOST_FAILED = 0.02
-"""Share of a row's requests that may have failed, with a warning."""
-_FEWEST_REQUESTS = 3
-"""Requests for each one in flight, below which filling and emptying the engine is much of a run."""
-_TENSOR_PARALLEL = ("tp_size", "tensor_parallel", "tensor_parallel_size", "tp")
-# Columns of the same tools that say nothing about the cost of an iteration.
-_IGNORED = re.compile(
-    r"(mean|median|std|p\d+(\.\d+)?)_(ttft|tpot|itl|e2el)_ms"
-    r"|(request|output|total_token|input|total)_(throughput|goodput)"
-    r"|system|gpu|hardware|backend|backend_version|endpoint_type|framework|version|model|model_id"
-    r"|model_path|tokenizer_id|date|label|burstiness|duration"
-    r"|max_output_tokens_per_s|max_concurrent_requests|precision|notes"
-)
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Sweep:
     """Measured points; float64 arrays of one length."""
 
-    concurrency: NDArray[np.float64]
+    concurrency: Array
     """requests in flight."""
-    prompt_tokens: NDArray[np.float64]
+    prompt_tokens: Array
     """prompt length of every request."""
-    output_tokens: NDArray[np.float64]
+    output_tokens: Array
     """output length of every request."""
-    tpot_s: NDArray[np.float64]
+    tpot_s: Array
     """time per output token after the first."""
-    ttft_s: NDArray[np.float64] | None
+    ttft_s: Array | None
     """time to first token; None where it was not recorded."""
+    note: str = ""
+    """what was understood of the files, in one line."""
+    left_out: int = 0
+    """requests that failed or were cut off, which the times leave out."""
 
     def __len__(self) -> int:
         return len(self.tpot_s)
@@ -129,304 +75,191 @@ class Sweep:
 
 
 def read_sweep(
-    path: Path | str, tensor_parallel: int = 1, token_budget: int | None = None
+    paths: Path | str | Sequence[Path | str],
+    tensor_parallel: int = 1,
+    token_budget: int | None = None,
+    model: str | None = None,
+    tier: int | None = None,
 ) -> Sweep:
     """Reads and checks a sweep measured on ``tensor_parallel`` GPUs.
 
     Args:
-      path: the file.
+      paths: the file, or several of one engine.
       tensor_parallel: what the fit is for; a file that says otherwise is refused.
       token_budget: tokens of an iteration that the fit is for, likewise; None for any.
+      model: name of the model that the fit is for, likewise; None for any.
+      tier: quantisation tier that the fit is for, likewise; None for any.
 
     Raises:
-      InputError: unreadable, too large, fewer than ``MIN_ROWS`` rows, an unknown or missing column,
-        a value that is missing or out of range, or rows that are no steady state of a plain engine;
-        the message names row (from 1) and column.
+      InputError: unreadable, too large, fewer than ``MIN_ROWS`` runs, of no known format, a column
+        that is unknown or missing, a value that is missing or out of range, or runs that are no
+        steady state of a plain engine; the message names file, row (from 1) and column.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"sweep file {path} does not exist")
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise InputError(f"sweep file {path} is larger than {MAX_FILE_BYTES // 2**20} MiB")
-    readers = {
-        ".csv": _read_csv,
-        ".parquet": _read_parquet,
-        ".json": _read_json,
-        ".jsonl": _read_json,
-    }
-    reader = readers[checks.ending("sweep file", path, *readers)]
-    try:
-        columns = _with_lengths(reader(path))
-        _check_run(columns, tensor_parallel, token_budget)
-        return _checked(columns)
-    except InputError as error:
-        raise InputError(f"sweep file {path}: {error}") from None
-
-
-def _read_csv(path: Path) -> dict[str, list[Any]]:
-    """Columns of a CSV file with a header line."""
-    try:
-        lines = list(csv.reader(io.StringIO(_text(path))))
-    except csv.Error as error:
-        raise InputError(f"it is not a CSV file: {error}") from None
-    rows = [line for line in lines[1:] if any(field.strip() for field in line)]
-    header = _header(lines[0] if lines else [])
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(header):
-            raise InputError(f"row {number} has {len(row)} values; the header has {len(header)}")
-    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
-
-
-def _read_parquet(path: Path) -> dict[str, list[Any]]:
-    """Columns of a parquet file."""
-    try:
-        file = parquet.ParquetFile(path)
-        if file.metadata.num_rows > MAX_ROWS:
-            raise InputError(
-                f"it has {file.metadata.num_rows} rows; at most {MAX_ROWS} are allowed"
-            )
-        table = file.read()
-    except (pa.ArrowException, OSError):
-        raise InputError("it is not a readable parquet file") from None
-    header = _header(table.column_names)
-    return {name: column.to_pylist() for name, column in zip(header, table.columns, strict=True)}
-
-
-def _read_json(path: Path) -> dict[str, list[Any]]:
-    """Columns of benchmark results as JSON objects; their many other statistics are skipped."""
-    text = _text(path)
-    try:
+    several = [paths] if isinstance(paths, Path | str) else list(paths)
+    files, facts, engine = [], [], {}
+    for path in map(Path, several):
+        runs = read_runs(path)
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError:
-            data = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply")
-        raise InputError(f"it is not valid JSON: {reason}") from None
-    rows = data if isinstance(data, list) else [data]
-    if not all(isinstance(row, Mapping) for row in rows):
-        raise InputError("it must hold JSON objects, one per run")
-    rows = [{_normal(name): value for name, value in row.items()} for row in rows]
-    names = {name for row in rows for name in row}
-    present = sorted(_known() & names)
-    if rows and not present:
+            own = check_engine(runs, tensor_parallel, token_budget, model, tier)
+            for what in (each for each in own if own[each] != engine.get(each, own[each])):
+                raise InputError(f"{what} is {own[what]}, and {engine[what]} in a file before")
+            engine |= own
+            points = _points(runs)
+            files.append(points)
+            facts.append(_Facts.of(runs, path.name, check_steady(runs, points.concurrency)))
+        except InputError as error:
+            raise InputError(f"sweep file {path}: {error}") from None
+    sweep = _joined(files)
+    if len(sweep) < MIN_ROWS:
+        named = ", ".join(map(str, several))
         raise InputError(
-            f"its {len(rows)} rows have {', '.join(sorted(names)[:12]) or 'no fields'}, none of "
-            f"which is known; {_known_columns()}"
+            f"sweep file {named}: it has {_rows_text(len(sweep))}; at least {MIN_ROWS} are required"
+            f"{', in one file or several' if len(files) == 1 else ''}"
         )
-    return {name: [row.get(name) for row in rows] for name in present}
+    left_out = sum(each.failed + each.cut_off for each in facts)
+    return replace(sweep, note=_note(sweep, facts), left_out=left_out)
 
 
-def _with_lengths(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Columns with the mean lengths that a benchmark has counted, in place of those asked for."""
-    found = dict(columns)
-    completed = columns.get("completed")
-    for what, total in _TOTALS.items():
-        if completed is None or total not in columns:
-            continue
-        lengths = []
-        for number, (tokens, requests) in enumerate(zip(columns[total], completed, strict=True), 1):
-            count = _number(requests, number, "completed")
-            checks.positive(f"row {number}, column completed", count)
-            lengths.append(_number(tokens, number, total) / count)
-        found = {name: values for name, values in found.items() if name not in ALIASES[what]}
-        found[ALIASES[what][0]] = lengths
-    return found
+class _Facts(NamedTuple):
+    """What the points of a file do not hold."""
+
+    name: str
+    format: str
+    requests: float | None
+    """completed; None where a run does not tell."""
+    duration_s: float | None
+    """of all runs; None likewise."""
+    failed: int
+    cut_off: int
+
+    @classmethod
+    def of(cls, runs: Runs, name: str, failed: int) -> "_Facts":
+        done, spans_s = runs.counted("completed"), runs.values("duration", None, gaps=True)
+        return cls(
+            name,
+            runs.format.name,
+            sum(done.values()) if len(done) == len(runs) else None,
+            None if spans_s is None or np.isnan(spans_s).any() else float(spans_s.sum()),
+            failed,
+            round(sum(runs.counted("unfinished").values())),
+        )
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, OSError):
-        raise InputError("it is not a UTF-8 text file") from None
-
-
-def _normal(name: str) -> str:
-    """Column name as in ``ALIASES``."""
-    return re.sub(r"[\s\-]+", "_", name.strip().lower())
-
-
-def _known() -> set[str]:
-    """Names of columns that are looked at."""
-    settings = {name for names in ALIASES.values() for name in names}
-    deployment = {*_TENSOR_PARALLEL, *_OPEN_LOOP, *_BATCH_CAP, *_TOKEN_BUDGET, *_DRAFTS}
-    return settings | deployment | {*_COUNTS, *_TOTALS.values()}
-
-
-def _known_columns() -> str:
-    listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in ALIASES.items())
-    return f"known are {listed}"
-
-
-def _header(names: Sequence[str]) -> list[str]:
-    """Column names as in ``ALIASES``; none twice, and all of them known unless a benchmark has
-    written the file."""
-    header = [_normal(name) for name in names]
-    for name in header:
-        if header.count(name) > 1:
-            raise InputError(f"column {name!r} appears twice")
-    of_a_benchmark = {"completed", *_TOTALS.values()} <= {*header}
-    unknown = [name for name in header if name not in _known() and not _IGNORED.fullmatch(name)]
-    if unknown and not of_a_benchmark:
-        listed = ", ".join(repr(name) for name in unknown)
-        several = f"columns {listed} are" if len(unknown) > 1 else f"column {listed} is"
-        raise InputError(f"{several} unknown; {_known_columns()}")
-    return header
-
-
-def _check_run(
-    columns: dict[str, list[Any]], tensor_parallel: int, token_budget: int | None
-) -> None:
-    """Refuses rows that are not what a fit takes them for.
-
-    Raises:
-      InputError: see ``read_sweep``.
-    """
-    for names, expected in ((_TENSOR_PARALLEL, tensor_parallel), (_TOKEN_BUDGET, token_budget)):
-        for name, number, value in _cells(columns, names):
-            if expected is not None and _number(value, number, name) != expected:
-                allowed = f"{expected}, which the fit is for"
-                checks.refuse(f"row {number}, column {name}", value, allowed)
-    for name, number, value in _cells(columns, _OPEN_LOOP):
-        if not _is_endless(value):
-            allowed = "inf, as in a load test that keeps requests in flight"
-            checks.refuse(f"row {number}, column {name}", value, allowed)
-    for name, number, value in _cells(columns, _DRAFTS):
-        if _number(value, number, name) > _DRAFTS[name]:
-            allowed = (
-                "that of an engine without drafts, as the fit takes TPOT for that of speculation "
-                "depth 0"
-            )
-            checks.refuse(f"row {number}, column {name}", value, allowed)
-    name = next((name for name in ALIASES["concurrency"] if name in columns), None)
-    if name is not None:
-        _check_steady(columns, [_number(v, i, name) for i, v in enumerate(columns[name], 1)])
-
-
-def _check_steady(columns: dict[str, list[Any]], concurrency: Sequence[float]) -> None:
-    """Refuses rows in which requests failed, waited for a slot, or began and ended together."""
-    counts = {
-        name: {
-            number: _number(value, number, name) for _, number, value in _cells(columns, (name,))
-        }
-        for name in _COUNTS
+def _joined(sweeps: Sequence[Sweep]) -> Sweep:
+    """The rows of several sweeps; TTFT where all have it."""
+    arrays = {
+        each.name: np.concatenate([getattr(sweep, each.name) for sweep in sweeps])
+        for each in fields(Sweep)
+        if all(isinstance(getattr(sweep, each.name), np.ndarray) for sweep in sweeps)
     }
-    failed, few, capped = [], [], []
-    for number, in_flight in enumerate(concurrency, 1):
-        done, asked = counts["completed"].get(number), counts["num_prompts"].get(number)
-        lost = counts["failed"].get(number, 0.0)
-        if done is not None and asked is not None:
-            lost = max(lost, asked - done)
-        total = lost + (done if done is not None else (asked or 0.0) - lost)
-        if lost > 0.0:
-            failed.append((number, lost / max(total, lost)))
-        started = asked if asked is not None else done
-        if started is not None and in_flight > 1.0 and started < _FEWEST_REQUESTS * in_flight:
-            few.append(number)
-    for name, number, value in _cells(columns, _BATCH_CAP):
-        if _number(value, number, name) < concurrency[number - 1]:
-            capped.append((number, name, value))
-    if failed and max(share for _, share in failed) > _MOST_FAILED:
-        number, share = max(failed, key=lambda each: each[1])
-        raise InputError(
-            f"in row {number} {share:.0%} of the requests failed, so that its times are not those "
-            f"of so many in flight; at most {_MOST_FAILED:.0%} may"
-        )
-    if failed:
+    lacking = [sweep for sweep in sweeps if sweep.ttft_s is None]
+    if 0 < len(lacking) < len(sweeps):
         warnings.warn(
-            f"requests failed in {_rows(number for number, _ in failed)}",
+            f"TTFT is left out, as {len(lacking)} of {len(sweeps)} files have none",
+            InputWarning,
+            stacklevel=3,
+        )
+    return Sweep(**{"ttft_s": None, **arrays})
+
+
+def _points(runs: Runs) -> Sweep:
+    """The points of a file's runs, whose times agree with each other."""
+    if not len(runs):
+        raise InputError(f"it has no rows; at least {MIN_ROWS} are required")
+    prompt = _needed(runs, "prompt length", runs.lengths("prompt length", 1.0))
+    output = _needed(runs, "output length", runs.lengths("output length", 2.0))
+    concurrency = _needed(runs, "concurrency", runs.values("concurrency", 1.0))
+    tpot_s = runs.values("TPOT", None)
+    if tpot_s is None and not runs.format.nominal_lengths:
+        tpot_s = _tpot_s(runs, output)
+    tpot_s = _needed(runs, "TPOT", tpot_s)
+    if runs.format.nominal_lengths:
+        prompt, output = _mean_lengths(runs, prompt, output, tpot_s)
+    ttft_s = runs.values("TTFT", None)
+    check_times(runs, concurrency, output, tpot_s, ttft_s)
+    return Sweep(concurrency, prompt, output, tpot_s, ttft_s)
+
+
+def _needed(runs: Runs, what: str, values: Array | None) -> Array:
+    """Values of a quantity, without which runs are no load test."""
+    if values is None:
+        known = ", ".join(runs.format.quantities.get(what, runs.format.recognised_by))
+        raise InputError(
+            f"a column for {what} is missing; known are {known} ({runs.format.name}, which cannot "
+            f"tell {runs.format.cannot_tell})"
+        )
+    return values
+
+
+def _tpot_s(runs: Runs, output: Array) -> Array | None:
+    """TPOT, float64[n], of a file that has only latencies: the time after the first token, divided
+    by the tokens after it."""
+    latency_s, ttft_s = runs.values("mean latency", None), runs.values("mean TTFT", None)
+    if latency_s is None or ttft_s is None:
+        return None
+    for number, (whole, first) in enumerate(zip(latency_s, ttft_s, strict=True), 1):
+        if whole <= first:
+            raise InputError(
+                f"in row {number} a request takes {whole:g} s and its first token {first:g} s, so "
+                "that there is no time for the other tokens; requests must be streamed"
+            )
+    return (latency_s - ttft_s) / (output - 1.0)
+
+
+def _mean_lengths(runs: Runs, prompt: Array, output: Array, tpot_s: Array) -> tuple[Array, Array]:
+    """Mean lengths where a file has those asked for: outputs by the time after the first token,
+    prompts by the throughputs of prompt and output tokens."""
+    latency_s, ttft_s = runs.values("mean latency", None), runs.values("mean TTFT", None)
+    rates = [runs.values(f"{kind} tokens per second", None) for kind in ("prompt", "output")]
+    if latency_s is None or ttft_s is None or rates[0] is None or rates[1] is None:
+        warnings.warn(
+            "lengths are those that were asked for, and may have been shorter: the file has no "
+            "latencies and throughputs that tell",
             InputWarning,
             stacklevel=2,
         )
-    if few:
-        raise InputError(
-            f"{_rows(few)} had fewer than {_FEWEST_REQUESTS} requests for each one in flight, so "
-            "that no slot was refilled often; measure with num_prompts of ten times the concurrency"
-        )
-    if capped:
-        number, name, value = capped[0]
-        raise InputError(
-            f"{_rows(each[0] for each in capped)} had more requests in flight than the engine runs "
-            f"(row {number}: {name} {value}, {concurrency[number - 1]:g} in flight); leave them out"
-        )
+        return prompt, output
+    means = {"output length": (output, 1.0 + (latency_s - ttft_s) / tpot_s)}
+    means["prompt length"] = (prompt, means["output length"][1] * rates[0] / rates[1])
+    for what, (asked, mean) in means.items():
+        for number, (most, found) in enumerate(zip(asked, mean, strict=True), 1):
+            if not _NOMINAL[0] * most <= found <= _NOMINAL[1] * most:
+                raise InputError(
+                    f"in row {number} the {what} that was asked for is {most:g}, and latencies and "
+                    f"throughputs say {found:.4g}; a time is in another unit, or of other requests"
+                )
+    return means["prompt length"][1], means["output length"][1]
 
 
-def _rows(numbers: Iterable[int]) -> str:
-    """Rows in words."""
-    listed = [*numbers]
-    if len(listed) == 1:
-        return f"row {listed[0]}"
-    shown = ", ".join(map(str, listed[:8]))
-    return f"rows {shown}{' and others' if len(listed) > 8 else ''}"
-
-
-def _cells(
-    columns: Mapping[str, Sequence[Any]], names: Iterable[str]
-) -> Iterator[tuple[str, int, Any]]:
-    """Name, row (from 1) and value of the cells of these columns that say something."""
-    for name in names:
-        for number, value in enumerate(columns.get(name, ()), 1):
-            if value is not None and not (isinstance(value, str) and not value.strip()):
-                yield name, number, value
-
-
-def _checked(columns: dict[str, list[Any]]) -> Sweep:
-    """Columns as a ``Sweep``.
-
-    Raises:
-      InputError: see ``read_sweep``.
-    """
-    count = len(next(iter(columns.values()), []))
-    if count == 0:
-        raise InputError(f"it has no rows; at least {MIN_ROWS} are required")
-    if count > MAX_ROWS:
-        raise InputError(f"it has {count} rows; at most {MAX_ROWS} are allowed")
-    values = {}
-    for what, names in ALIASES.items():
-        present = [name for name in names if name in columns]
-        if not present and what != "TTFT":
-            raise InputError(f"a column for {what} is missing; known are {', '.join(names)}")
-        if len(present) > 1 and what in _SETTINGS and tuple(present) != _ASKED_AND_REACHED:
-            raise InputError(f"columns {' and '.join(present)} both give the {what}")
-        if present:
-            values[what] = _column(columns[present[0]], present[0], _LOWEST.get(what))
-    if count < MIN_ROWS:
-        raise InputError(f"it has {count} rows; at least {MIN_ROWS} are required")
-    ttft_ms = values.get("TTFT")
-    return Sweep(
-        concurrency=values["concurrency"],
-        prompt_tokens=values["prompt length"],
-        output_tokens=values["output length"],
-        tpot_s=values["TPOT"] / 1e3,
-        ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
+def _note(sweep: Sweep, facts: Sequence[_Facts]) -> str:
+    """What was understood, in one line."""
+    others = f" and {len(facts) - 1} more" if len(facts) > 1 else ""
+    formats = ", ".join(dict.fromkeys(each.format for each in facts))
+    text = (
+        f"{facts[0].name}{others}: {_rows_text(len(sweep))} ({formats}), "
+        f"{_span(sweep.concurrency)} in flight, prompts of {_span(sweep.prompt_tokens)} and "
+        f"outputs of {_span(sweep.output_tokens)} tokens, TPOT {_span(1e3 * sweep.tpot_s)} ms"
     )
+    if sweep.ttft_s is not None:
+        text += f", TTFT {_span(1e3 * sweep.ttft_s)} ms"
+    requests = [each.requests for each in facts if each.requests is not None]
+    spans_s = [each.duration_s for each in facts if each.duration_s is not None]
+    if len(requests) == len(facts):
+        text += f", {sum(requests):,.0f} requests"
+        if len(spans_s) == len(facts):
+            text += f" in {sum(spans_s):,.0f} s, {sum(requests) / sum(spans_s):.3g}/s"
+    counts = {
+        "failed": sum(each.failed for each in facts),
+        "were cut off": sum(each.cut_off for each in facts),
+    }
+    lost = " and ".join(f"{count:,} that {why}" for why, count in counts.items() if count)
+    return f"{text}; {lost} are left out" if lost else text
 
 
-def _column(values: Sequence[Any], name: str, lowest: float | None) -> NDArray[np.float64]:
-    """A column as numbers above 0, or from ``lowest`` on."""
-    numbers = [_number(value, row, name) for row, value in enumerate(values, 1)]
-    for row, number in enumerate(numbers, 1):
-        if lowest is None:
-            checks.positive(f"row {row}, column {name}", number)
-        else:
-            checks.number(f"row {row}, column {name}", number, lowest)
-    return np.array(numbers)
+def _span(values: Array) -> str:
+    low, high = f"{values.min():,.4g}", f"{values.max():,.4g}"
+    return low if low == high else f"{low} to {high}"
 
 
-def _is_endless(value: Any) -> bool:
-    """Whether a request rate is none: infinite, or not there."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return True
-    with contextlib.suppress(TypeError, ValueError):
-        return math.isinf(float(value))
-    return False
-
-
-def _number(value: Any, row: int, name: str) -> float:
-    """A finite number from a field of a file."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        value = checks.MISSING
-    if not isinstance(value, bool):
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            value = float(value)
-    return checks.number(f"row {row}, column {name}", value)
+def _rows_text(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"

@@ -110,7 +110,7 @@ def served_constants(
         "allreduce_s": 0.0,
         "allreduce_s_per_token": 0.0,
         "head_s_per_row": dense["head_s_per_row"] / pp,
-        "head_gather_s_per_row": (dense["head_gather_s_per_row"] + gpu.engine.row_s) / pp,
+        "head_gather_s_per_row": dense["head_gather_s_per_row"] / pp,
         "attention_s_per_sequence": heads_s / pp,
         "kv_read_s_per_token": kv_s / pp,
         "prefill_s_per_token": dense["prefill_s_per_token"] / pp,

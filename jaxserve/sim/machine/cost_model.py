@@ -7,7 +7,8 @@ c new tokens after a prefix of p:
     t_lin  = c0 + [(P w / (BW mbw))^p + (2 m P / (F mfu))^p]^(1/p) + elem m + all-reduces
     t_head = max(2 Ph / (.8 BW), 2 rows Ph / (.6 F))
     t_dec  = L (ac + [(a0 + a1 b)^q + (kv K / (BW kvbw))^q]^(1/q))
-    t_pre  = L (cp + g sum(c) + 4 d sum(c p + c^2 / 2) / (F f_attn))
+    t_pre  = L (cp + g sum(c) + 4 d sum(c p + c^2 / 2) / (F f_attn)) + t_mixed(b, K)
+    t_mixed = s t_dec(b, K) + L e b    where prompts and decodes share an iteration
 
 P and Ph are body and head parameters, w bytes per weight, L layers, d heads x head_dim, and kv
 bytes of K and V per token and layer. BW and F are the GPU's peak bandwidth and arithmetic rate, and
@@ -97,8 +98,7 @@ class CostModel:
     head_s_per_row: float
     """seconds of the output head for each row of logits."""
     head_gather_s_per_row: float
-    """seconds to gather each row of logits over the tensor-parallel group, and what a stack's
-    engine does for it besides."""
+    """seconds to gather each row of logits over the tensor-parallel group."""
     attention_constant_s: float
     """fixed seconds of decode attention, per layer."""
     attention_base_s: float
@@ -126,6 +126,24 @@ class CostModel:
     beyond: Beyond | None = None
     """terms of many GPUs, experts, windows and the engine; None for a table without a
     stack, unless its GPUs' collectives were measured."""
+    mixed_share: float = 0.0
+    """what decode attention takes longer in an iteration with prompt tokens, as a share of its
+    time; 0 where no mixed iterations were measured, as for ``mixed_s_per_sequence``."""
+    mixed_s_per_sequence: float = 0.0
+    """further seconds of attention for each decoding sequence of such an iteration, per layer."""
+
+    def slower(self, factor: float) -> "CostModel":
+        """The model with ``factor`` times all iteration times."""
+        changed = _longer(self, factor)
+        if self.beyond is not None:
+            lines = tuple(
+                (largest, factor * fixed_s, factor * per_token_s)
+                for largest, fixed_s, per_token_s in self.beyond.collectives
+            )
+            changed["beyond"] = dataclasses.replace(
+                self.beyond, collectives=lines, **_longer(self.beyond, factor)
+            )
+        return dataclasses.replace(self, **changed)
 
     @classmethod
     def of(cls, gpu: Gpu, model: LlmModel, tensor_parallel: int = 1) -> "CostModel":
@@ -160,9 +178,8 @@ class CostModel:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form that ``from_dict`` reads back exactly."""
         data = dataclasses.asdict(self)
-        if self.beyond is None:
-            del data["beyond"]
-        return data
+        absent = [name for name in _OPTIONAL if not data[name]]
+        return {name: value for name, value in data.items() if name not in absent}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "CostModel":
@@ -183,8 +200,10 @@ class CostModel:
                 values[name] = fields.text(name)
             elif kind is int:
                 values[name] = fields.whole(name, 1)
-            elif kind is float:
+            elif kind is float and name not in _OPTIONAL:
                 values[name] = fields.number(name, 0)
+            elif kind is float:
+                values[name] = fields.number(name, 0, default=0.0)
             else:
                 values[name] = fields.numbers(name, len(Tier), 0)
         for name in _DIVISORS:
@@ -237,6 +256,11 @@ class CostModel:
             near = np.minimum(pairs, chunk * self.beyond.window_tokens)
             pairs = pairs + share * (near - pairs)
         return self.layers * (self.prefill_s_per_token * chunk + self.prefill_s_per_pair * pairs)
+
+    def mixed_s(self, seqs: ArrayLike, kv_tokens: ArrayLike) -> np.ndarray:
+        """t_mixed: what decode attention takes longer where prompts share the iteration."""
+        longer_s = self.mixed_share * self.decode_attention_s(seqs, kv_tokens)
+        return longer_s + self.layers * self.mixed_s_per_sequence * np.asarray(seqs, np.float64)
 
     def draft_s(
         self,
@@ -308,9 +332,11 @@ class CostModel:
             q = self.attention_q
             schedule_s = self.attention_base_s + self.attention_s_per_sequence * decode_seqs
             read_s = self.kv_read_s_per_token * kv_tokens
-            total_s += self.layers * (
-                self.attention_constant_s + (schedule_s**q + read_s**q) ** (1 / q)
-            )
+            attention_s = self.attention_constant_s + (schedule_s**q + read_s**q) ** (1 / q)
+            if prompt_tokens:
+                attention_s += self.mixed_share * attention_s
+                attention_s += self.mixed_s_per_sequence * decode_seqs
+            total_s += self.layers * attention_s
         if prompt_tokens:
             total_s += self.layers * (
                 self.prefill_constant_s
@@ -350,7 +376,11 @@ class CostModel:
         if prompt_tokens:
             total_s += self.layers * self.prefill_constant_s
             total_s += sum(float(self.prefill_attention_s(*chunk)) for chunk in chunks)
-            total_s = max(total_s, self.beyond.eager_s if self.beyond else 0.0)
+            total_s += self.mixed_s(decode_seqs, kv_tokens)
+        if self.beyond is not None:
+            total_s += self.beyond.sequence_s * (decode_seqs + len(chunks))
+            if prompt_tokens and tokens > self.beyond.captured_tokens:
+                total_s = max(total_s, self.beyond.eager_s)
         return float(total_s)
 
     def decode_s(
@@ -366,6 +396,8 @@ class CostModel:
             + self.decode_attention_s(batch, kv_tokens)
             + self.draft_s(depth, batch, kv_tokens)
         )
+        if self.beyond is not None:
+            total_s = total_s + self.beyond.sequence_s * batch
         return np.where(batch > 0, total_s, 0.0)
 
     def prefill_alone_s(
@@ -389,8 +421,10 @@ class CostModel:
         """Seconds that prefilling one prompt adds to the iterations of a decoding batch.
 
         The sum over the prompt's chunks of t(batch + chunk) - t(batch): what prefill steals from
-        decoding. The batch's context cancels. A chunk gets what the verified tokens leave of the
-        budget, at least ``MIN_CHUNK_SHARE`` of it. Arguments broadcast.
+        decoding. The batch's context cancels, except in what mixed iterations take longer or at
+        least: there it is as long as the prompt, as ``itl_ms`` of a table has it. A chunk gets what
+        the verified tokens leave of the budget, at least ``MIN_CHUNK_SHARE`` of it. Arguments
+        broadcast.
 
         Args:
           batch: decoding sequences of the GPU.
@@ -426,13 +460,32 @@ class CostModel:
             + self.layers * self.prefill_constant_s * iterations
             + self.prefill_attention_s(prompt_tokens, 0)
             + draft_s
+            + iterations * self.mixed_s(batch, batch * prompt_tokens)
         )
         if self.beyond is None:
             return total_s
-        # The others' context matters to how far an iteration is from its least time: as long as
-        # the prompt, which is what ``itl_ms`` of a table takes too.
+        total_s = total_s + self.beyond.sequence_s * iterations
         least_s = self.beyond.eager_s - self.decode_s(batch, prompt_tokens, depth, tier)
-        return np.maximum(total_s, iterations * least_s)
+        captured = self.beyond.captured_tokens
+        eager = np.where(decode_tokens + chunk > captured, np.maximum(iterations - 1, 0), 0)
+        eager = eager + (decode_tokens + last > captured)
+        return np.maximum(total_s, eager * least_s)
 
 
+_OPTIONAL = ("beyond", "mixed_share", "mixed_s_per_sequence")
+"""Terms that a table leaves out where it has none."""
 _DIVISORS = ("linear_p", "attention_q", "draft_flat_depth")
+
+
+def _longer(constants: CostModel | Beyond, factor: float) -> dict[str, Any]:
+    """Fields in seconds or seconds per unit, multiplied, by name."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(constants):
+        if field.name.endswith("_s") or "_s_per_" in field.name:
+            value = getattr(constants, field.name)
+            changed[field.name] = (
+                tuple(factor * each for each in value)
+                if isinstance(value, tuple)
+                else factor * value
+            )
+    return changed

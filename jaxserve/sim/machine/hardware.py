@@ -5,6 +5,7 @@
 it differs from one of them. ``jaxserve.sim.machine.models`` has the models by name.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -164,6 +165,10 @@ class LlmModel:
     """tokens in the vocabulary."""
     tied_embeddings: bool = False
     """the output head shares the embedding matrix."""
+    context_tokens: int | None = dataclasses.field(default=None, repr=False)
+    """longest sequence that the model was made for, prompt and output together; None where its
+    file does not tell. Times do not depend on it, so neither do digests, which are of the
+    ``repr``."""
 
     @property
     def attention_parameters(self) -> int:

@@ -128,6 +128,19 @@ def kv_capacity_tokens(
     return kv_fraction * (pool / kv_bytes_per_token(model, speculating, tensor_parallel))
 
 
+def longest_request_tokens(pool_tokens: float, context_tokens: int | None) -> float:
+    """Tokens of the longest request that can be served to its end, prompt and output together.
+
+    Its KV must fit the pool, but for that of its last token, which no step writes.
+
+    Args:
+      pool_tokens: KV tokens that one engine has room for.
+      context_tokens: context length of the model; None where it is not known.
+    """
+    in_pool = float(pool_tokens // BLOCK_TOKENS * BLOCK_TOKENS + 1)
+    return in_pool if context_tokens is None else min(in_pool, float(context_tokens))
+
+
 def memory_used_bytes(
     gpu: Gpu,
     model: LlmModel,

@@ -43,6 +43,8 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MAX_UNCOUNTED = 256
 """Greatest KV of layers with a window, which is not counted, in tokens of the other layers' KV: a
 sequence may hold so much more than is simulated. That of gpt-oss is 128."""
+_CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_STRETCHED_ALREADY = ("default", "llama3", "longrope", "mrope", "su")
 _OWN_FILE = "a file like those in data/models"
 
 
@@ -76,6 +78,7 @@ def _converted(config: JsonObject) -> dict[str, Any]:
         sizes |= _latent(config)
     if _named(config, EXPERT_COUNTS):
         sizes["experts"] = _experts(config, sizes["layers"])
+    sizes["context_tokens"] = _context_tokens(config)
     window = _window(config, sizes["layers"])
     return sizes | ({"window": window} if window else {})
 
@@ -170,6 +173,28 @@ def _window(config: JsonObject, layers: int) -> dict[str, int] | None:
             f"window, {windowed} of {layers} here, is not counted",
         )
     return {"layers": windowed, "tokens": tokens} if windowed else None
+
+
+def _context_tokens(config: JsonObject) -> int | None:
+    """Longest sequence, as vLLM derives its ``max_model_len``; None where the config has none.
+
+    A rotary embedding that is stretched by a ``factor`` reaches so much further. Llama 3's and
+    LongRoPE's are in ``max_position_embeddings`` already; YaRN's starts at the length before it.
+    """
+    longest = _named(config, _CONTEXTS)
+    if longest is None:
+        return None
+    tokens = _size(config, longest)
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(rope, dict) or "factor" not in rope:
+        return tokens
+    stretched = JsonObject(rope, config.name("rope_scaling"))
+    kind = stretched.get("rope_type", stretched.get("type"))
+    if kind in _STRETCHED_ALREADY:
+        return tokens
+    if kind == "yarn":
+        tokens = _size(stretched, "original_max_position_embeddings", tokens)
+    return int(tokens * stretched.number("factor", 1e-3))
 
 
 def _size(config: JsonObject, key: str, default: int | None = None, low: int = 1) -> int:

@@ -1,7 +1,7 @@
 """Models by name: those of ``data/models``, whose files say where sizes come from, and the user's
 own."""
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,10 @@ def load_model(name: str) -> LlmModel:
     else:
         checks.refuse_name("model", name, model_names(), " or the path of a JSON file")
     values: dict[str, Any] = {"name": name, "tied_embeddings": bool(sizes.get("tied_embeddings"))}
+    if sizes.get("context_tokens") is not None:
+        values["context_tokens"] = sizes.whole("context_tokens", 1)
     for field in fields(LlmModel):
-        if field.name not in values:
+        if field.name not in values and field.default is MISSING:
             values[field.name] = sizes.whole(field.name, 1)
     dense = LlmModel(**values)
     return large_model(dense, sizes) if is_large(sizes) else dense

@@ -6,7 +6,8 @@
 
 m are the tokens of the iteration, Le the layers with E experts of which a token runs through k, We
 the seconds to read all of their weights, ae the arithmetic of a token in its k. An iteration that
-has prompt tokens takes ``eager_s`` at least: the host launches its kernels one by one.
+has prompt tokens, and more tokens than recorded graphs cover, takes ``eager_s`` at least: the host
+launches its kernels one by one.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ class Beyond:
     window_tokens: float
     """tokens of that window."""
     eager_s: float
-    """least seconds of an iteration that has prompt tokens."""
+    """least seconds of an iteration that has prompt tokens and more than ``captured_tokens``."""
+    captured_tokens: float = 0.0
+    """most tokens of an iteration with prompt tokens that is a recorded graph."""
+    sequence_s: float = 0.0
+    """seconds for each sequence that an iteration gives a token."""
 
     @classmethod
     def of(cls, gpu: ServedGpu, model: LargeModel, tensor_parallel: int) -> Beyond:
@@ -87,12 +92,15 @@ class Beyond:
             window_tokens=float(window.tokens) if window else 0.0,
             eager_s=gpu.engine.eager_layer_s * (model.layers - model.expert_layers)
             + gpu.engine.eager_expert_layer_s * model.expert_layers,
+            captured_tokens=gpu.engine.captured_tokens,
+            sequence_s=gpu.engine.sequence_s / pp,
         )
 
     @property
     def links_only(self) -> bool:
         """Whether collectives are the only terms that add anything."""
-        return self.missed_share == 1 and not self.window_layers and not self.eager_s
+        engine_s = self.eager_s + self.sequence_s
+        return self.missed_share == 1 and not self.window_layers and not engine_s
 
     @classmethod
     def of_links(cls, all_reduce: AllReduce, model: LlmModel, tensor_parallel: int) -> Beyond:
@@ -145,7 +153,9 @@ class Beyond:
                     _line(name, line) for line in fields.entries("collectives")
                 )
             elif field.type == "float":
-                values[field.name] = fields.number(field.name, 0)
+                known = field.default is not dataclasses.MISSING
+                default = field.default if known else checks.MISSING
+                values[field.name] = fields.number(field.name, 0, default=default)
             else:
                 values[field.name] = fields.numbers(field.name, 3, 0)
         if 0 in values["expert_p"]:

@@ -8,6 +8,9 @@ come from the ``served`` group of the GPU's file and from ``data/engines/<name>.
 from __future__ import annotations
 
 import dataclasses
+import re
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, load_json
+from jaxserve.errors import InputWarning
 from jaxserve.sim.machine.architecture import LargeModel, large_model
 from jaxserve.sim.machine.collectives import AllReduce
 from jaxserve.sim.machine.formats import DEFAULT_FORMATS, KV_FORMATS, parse_formats, rest_of
@@ -31,7 +35,7 @@ class Stack:
     engine: str = "vllm"
     """name of a file in ``data/engines``."""
     version: str | None = None
-    """version of the engine; None for the engine's constants where no version was measured."""
+    """version of the engine; None for the engine's constants where no version is known."""
     formats: tuple[str, str, str] = DEFAULT_FORMATS
     """number format of the weights in tiers 0, 1 and 2."""
     kv_format: str = "bf16"
@@ -73,13 +77,17 @@ class EngineTimes:
     """name of the engine's file."""
     host_s: float
     """seconds per iteration outside the kernels: scheduler, launch, sampling."""
-    row_s: float
-    """seconds for each row of logits: sampling, detokenising, sending."""
+    sequence_s: float
+    """seconds for each sequence that an iteration gives a token: sampling, detokenising, sending;
+    a sequence whose drafts are verified counts once."""
     expert_layer_s: float
     """seconds per layer of experts outside their products: routing, permutation, their sum."""
+    captured_tokens: float
+    """most tokens of an iteration with prompt tokens whose kernels the engine replays as a recorded
+    graph; 0 where it records graphs of decoding alone."""
     eager_layer_s: float
-    """least seconds per layer of an iteration with prompt tokens, whose kernels the host launches
-    one by one where a batch that only decodes replays a recorded graph."""
+    """least seconds per layer of an iteration with prompt tokens and more than ``captured_tokens``
+    in all, whose kernels the host launches one by one."""
     eager_expert_layer_s: float
     """least seconds per layer of experts of such an iteration; its kernels are others."""
     prefill_first: bool
@@ -110,25 +118,49 @@ def engine_names() -> tuple[str, ...]:
 def load_engine(name: str, version: str | None = None) -> EngineTimes:
     """Engine ``name`` from ``data/engines``, with what was measured of ``version``.
 
+    A version that was not measured has the constants of the newest one before it, and an
+    ``InputWarning`` says so.
+
     Raises:
-      InputError: unknown engine, or a version that was not measured.
+      InputError: unknown engine, or a version before all that were measured.
     """
     where = f"engines/{checks.one_of('engine', name, engine_names())}.json"
     data = JsonObject(load_json(where), where)
     versions = data.inside("versions")
     times = dict(data)
     if version is not None:
-        times |= versions.inside(checks.one_of(f"version of {name}", version, versions))
+        times |= versions.inside(_measured_version(name, version, list(versions)))
     item = JsonObject(times, where)
     return EngineTimes(
         name=name,
         host_s=item.number("host_s", 0),
-        row_s=item.number("row_s", 0),
+        sequence_s=item.number("sequence_s", 0),
         expert_layer_s=item.number("expert_layer_s", 0),
+        captured_tokens=item.number("captured_tokens", 0),
         eager_layer_s=item.number("eager_layer_s", 0),
         eager_expert_layer_s=item.number("eager_expert_layer_s", 0),
         prefill_first=item.flag("prefill_first"),
     )
+
+
+def _measured_version(name: str, version: str, measured: Sequence[str]) -> str:
+    """The version itself, or the newest measured one before it."""
+    before = [each for each in measured if _release(each) and _release(each) <= _release(version)]
+    if version in measured or not before:
+        return checks.one_of(f"version of {name}", version, measured)
+    newest = max(reversed(before), key=_release)
+    warnings.warn(
+        f"{name} {version} was not measured; its host times are those of {newest}",
+        InputWarning,
+        stacklevel=4,
+    )
+    return newest
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Leading numbers of a version; empty where it begins otherwise."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
 def serve(gpu_name: str, model_name: str, stack: Stack | None) -> tuple[Gpu, LlmModel]:

@@ -40,6 +40,11 @@ class Counters:
     peak_memory_bytes: float = 0.0
     work: tuple[Work, Work, Work] = field(default_factory=lambda: (Work(), Work(), Work()))
 
+    @property
+    def ended(self) -> int:
+        """Requests that completed, were rejected or lost."""
+        return len(self.completed) + len(self.rejected) + len(self.lost)
+
     def itl_s(self) -> tuple[float, float, float]:
         """Mean, median and 99th percentile of the time between a sequence's decode steps, NaN when
         nothing decoded.

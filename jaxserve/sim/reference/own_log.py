@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,8 +13,6 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.machine.cost_model import IterationTimer
-from jaxserve.sim.machine.memory import kv_capacity_tokens
-from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.reference.settings import (
     Knobs,
     ReferenceSettings,
@@ -22,8 +21,6 @@ from jaxserve.sim.reference.settings import (
 )
 from jaxserve.sim.reference.simulator import ReferenceSimulator
 from jaxserve.sim.reference.trace_requests import trace_requests
-from jaxserve.sim.table.build import build
-from jaxserve.sim.table.file import TableMetadata, read_table_file
 from jaxserve.sim.traffic.request_logs import RequestLog
 from jaxserve.sim.traffic.traces import Trace
 
@@ -31,6 +28,7 @@ Array = NDArray[np.float64]
 
 MAX_ENGINES = 64
 _FIRST_WAIT_S = 60.0
+_FEWEST_READY = 8
 _OTHER_UNIT = 100.0
 """Factor between measured and simulated times that no engine explains, but a unit does."""
 
@@ -54,6 +52,12 @@ class ServedBy:
     ``hash_ids`` has no such prompts."""
     frontend_s: float = 0.0
     """delay between client and engine, part of TTFT, s."""
+    concurrency: int | None = None
+    """requests in flight at most: each begins when another has ended, whenever it came in the
+    trace; None where requests come as the trace says."""
+    context_tokens: int | None = None
+    """context length of the model: longer requests, prompt and output together, are rejected; None
+    where it is not known."""
 
     def __post_init__(self) -> None:
         checks.whole("kv_tokens", self.kv_tokens, 1, 1e9)
@@ -61,6 +65,8 @@ class ServedBy:
         checks.whole("batch_cap", self.batch_cap, 1, 65_536)
         checks.whole("token_budget", self.token_budget, 1, 1e6)
         checks.number("frontend_s", self.frontend_s, 0, 3600)
+        if self.concurrency is not None:
+            checks.whole("concurrency", self.concurrency, 1, 65_536)
 
 
 @dataclass(frozen=True)
@@ -80,58 +86,11 @@ class Quantity:
         return None if not self.measured else self.simulated / self.measured - 1
 
 
-@dataclass(frozen=True)
-class OwnEngine:
-    """Constants of the engine behind a log."""
-
-    metadata: TableMetadata
-    """cost model, token budget and extent of its latency table."""
-    hardware: str
-    """name or file of the GPU, which may be known to the latency table alone."""
-    model: str
-    """name or file of the model, likewise."""
-
-    def kv_tokens(self, tier: int) -> int:
-        """Capacity of the KV pool: tokens that fit beside the weights of a tier.
-
-        Raises:
-          InputError: GPU or model is unknown.
-        """
-        served = serve(self.hardware, self.model, self.metadata.stack)
-        group = self.metadata.tensor_parallel
-        return int(kv_capacity_tokens(*served, tier, 1.0, False, group))
-
-
-def own_engine(
-    table: str | None, hardware: str | None, model: str | None, tensor_parallel: int
-) -> OwnEngine:
-    """The engine of a latency table, or of a model on a GPU.
-
-    Args:
-      table: name or path of a table.
-      hardware: name or file of a GPU; with a table, in place of the table's GPU.
-      model: name or file of a model, likewise.
-      tensor_parallel: GPUs that share every layer, without a table.
-
-    Raises:
-      InputError: the arguments do not go together, or one of them is unknown.
-    """
-    if table is not None:
-        if tensor_parallel != 1:
-            raise InputError("--tensor-parallel goes with --hardware; a --table has its own")
-        metadata = read_table_file(table).metadata
-    elif hardware is not None and model is not None:
-        metadata = build(hardware, model, tensor_parallel=tensor_parallel).metadata
-    else:
-        raise InputError("name either --table, or --hardware and --model")
-    return OwnEngine(metadata, hardware or metadata.hardware, model or metadata.model)
-
-
 def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
     """Serves a trace to its end.
 
     Args:
-      trace: requests; none is turned away but those that no engine has room for.
+      trace: requests; none is turned away but those that are too long for the KV pool or the model.
       timer: times of iterations, such as a ``CostModel``.
       by: the engines.
 
@@ -139,11 +98,16 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
       ``LOG_DTYPE`` rows in the order of the trace.
     """
     requests = trace_requests(trace)
+    if by.concurrency is not None:
+        for request in requests:
+            request.arrival_s = 0.0
     knobs = Knobs(by.batch_cap, by.kv_tokens, tier=by.tier)
     simulator = ReferenceSimulator(
         ReferenceSettings(
             num_gpus=by.gpus,
             queue_capacity=len(requests),
+            context_tokens=by.context_tokens,
+            concurrency=by.concurrency,
             front_end=ShiftedExponentialFrontEnd(by.frontend_s),
             scheduler=SchedulerSettings(
                 token_budget=by.token_budget, prefix_caching=by.prefix_caching
@@ -181,22 +145,77 @@ def quantities(log: RequestLog, simulated: np.ndarray) -> list[Quantity]:
             )
     measured = None
     if log.ttft_s is not None and log.tpot_s is not None:
-        measured = _tokens_per_s(log.trace, log.ttft_s, log.tpot_s)
-    throughput = _tokens_per_s(log.trace, simulated["ttft_s"], simulated["tpot_s"])
+        measured = _tokens_per_s(log.trace.arrival_s, outputs, log.ttft_s, log.tpot_s)
+    throughput = _tokens_per_s(
+        simulated["arrival_s"], outputs, simulated["ttft_s"], simulated["tpot_s"]
+    )
     return [*found, Quantity("output tokens/s", throughput, measured)]
 
 
-def trace_notes(trace: Trace) -> list[str]:
-    """Sentences on a coarse clock and on requests beyond the latency tables."""
+def trace_notes(trace: Trace, context_tokens: int | None) -> list[str]:
+    """Sentences on a coarse clock, and on requests beyond the model or the latency tables."""
     notes = [] if trace.tick_note is None else [trace.tick_note]
+    if context_tokens is None:
+        notes.append(
+            "the model's context length is not known, so requests of any length are served"
+        )
     beyond, _ = trace.beyond_table
-    if beyond:
+    if beyond and (context_tokens or math.inf) > MAX_CONTEXT_TOKENS:
         notes.append(
             f"{beyond:,} of {len(trace):,} requests are longer, prompt and output "
             f"together, than the {MAX_CONTEXT_TOKENS:,} tokens that latency tables know; the cost "
             "model of the table computes them all the same"
         )
     return notes
+
+
+def unserved_note(trace: Trace, simulated: np.ndarray, by: ServedBy) -> str | None:
+    """Sentence on requests that are too long to be served; None where all are served.
+
+    Raises:
+      InputError: none is served.
+    """
+    unserved = simulated["rejected"] | simulated["lost"]
+    if not unserved.any():
+        return None
+    limits = f"the KV pool of {by.kv_tokens:,} tokens"
+    if by.context_tokens is not None:
+        limits += f" or the model's context of {by.context_tokens:,}"
+    count = int(unserved.sum())
+    if count == len(trace):
+        raise InputError(
+            f"none of the {count:,} requests can be served: the shortest has "
+            f"{trace.total_tokens.min():,} tokens, prompt and output together, more than {limits}"
+        )
+    return (
+        f"{count:,} of {len(trace):,} requests ({count / len(trace):.1%}) are rejected: they have "
+        f"more tokens than {limits}; the latencies are those of the others"
+    )
+
+
+def frontend_of(log: RequestLog, simulated: np.ndarray) -> float | None:
+    """Delay of the front end that a client's log shows, s.
+
+    It is the median of measured less simulated TTFT, at least 0, of the requests that found the
+    engine ready: of these the third with the shortest prompts, whose own time is least.
+
+    Args:
+      log: measured latencies.
+      simulated: ``LOG_DTYPE`` rows of a simulation without a front end.
+
+    Returns:
+      None where the log is not a client's, or fewer than ``_FEWEST_READY`` requests tell.
+    """
+    if log.ttft_s is None or not log.of_client:
+        return None
+    waited_s = simulated["first_scheduled_s"] - simulated["arrival_s"]
+    steps_s = simulated["tpot_s"][simulated["tpot_s"] > 0]
+    ready = np.flatnonzero(waited_s < (steps_s.mean() if len(steps_s) else 0.0))
+    shortest = ready[np.argsort(simulated["prompt_tokens"][ready], kind="stable")]
+    chosen = shortest[: len(ready) // 3]
+    if len(chosen) < _FEWEST_READY:
+        return None
+    return max(0.0, float(np.median((log.ttft_s - simulated["ttft_s"])[chosen])))
 
 
 def reuse_note(trace: Trace, simulated: np.ndarray, prefix_caching: bool) -> str | None:
@@ -243,11 +262,12 @@ def _reduced(values: Array, reduce: Callable[[Array], float]) -> float:
     return reduce(known) if len(known) else float("nan")
 
 
-def _tokens_per_s(trace: Trace, ttft_s: Array, tpot_s: Array) -> float:
+def _tokens_per_s(
+    arrival_s: Array, outputs: NDArray[np.int32], ttft_s: Array, tpot_s: Array
+) -> float:
     """Output tokens from the first request to the last token."""
-    decode_s = np.nan_to_num(tpot_s) * (trace.output_tokens - 1)
-    end_s = trace.arrival_s + ttft_s + decode_s
+    end_s = arrival_s + ttft_s + np.nan_to_num(tpot_s) * (outputs - 1)
     served = np.isfinite(end_s)
     if not served.any() or end_s[served].max() <= 0:
         return float("nan")
-    return float(trace.output_tokens[served].sum() / end_s[served].max())
+    return float(outputs[served].sum() / end_s[served].max())

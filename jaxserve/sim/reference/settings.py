@@ -85,6 +85,12 @@ class ReferenceSettings:
     """engines of the deployment."""
     queue_capacity: int = EngineSettings.queue_capacity
     """requests that may wait in the whole deployment; later ones are rejected."""
+    context_tokens: int | None = None
+    """context length of the model: longer requests, prompt and output together, are rejected; None
+    where it is not known."""
+    concurrency: int | None = None
+    """requests in flight at most, in a closed loop: the next one begins when the client has the end
+    of another; None where requests come whatever is in flight."""
     restart_s: float = EngineSettings.restart_s
     """a GPU is away this long to reload weights in another tier."""
     rerole_s: float = EngineSettings.rerole_s

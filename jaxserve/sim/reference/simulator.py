@@ -94,6 +94,8 @@ class ReferenceSimulator:
         self._transfers: list[_Transfer] = []
         self._ids: set[int] = set()
         self._future: list[tuple[float, int, Request]] = []
+        self._held_back: list[tuple[float, int, Request]] = []  # in a closed loop
+        self._in_flight = 0
         self._arrived: list[Request] = []
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._event_count = 0
@@ -114,7 +116,8 @@ class ReferenceSimulator:
             if request.arrival_s < self.now_s:
                 name = f"arrival_s of request {request.id}"
                 checks.refuse(name, request.arrival_s, f"{self.now_s} (now) or later")
-            heapq.heappush(self._future, (request.arrival_s, request.id, request))
+            heapq.heappush(self._held_back, (request.arrival_s, request.id, request))
+        self._let_in(self.now_s)
 
     def advance(self, until_s: float, knobs: Knobs) -> WindowStats:
         """Runs from the last control point to ``until_s`` under ``knobs``.
@@ -152,11 +155,30 @@ class ReferenceSimulator:
         waiting = [request for gpu in self._gpus for request in gpu.engine.waiting]
         return [*self._queue, *waiting]
 
+    def _let_in(self, earliest_s: float) -> None:
+        """Lets held-back requests in, as many as may be in flight."""
+        most = self.settings.concurrency
+        while self._held_back and (most is None or self._in_flight < most):
+            _, number, request = heapq.heappop(self._held_back)
+            request.arrival_s = max(request.arrival_s, earliest_s)
+            heapq.heappush(self._future, (request.arrival_s, number, request))
+            self._in_flight += 1
+
+    def _note_ended(self) -> None:
+        """Lets as many requests in as have ended since the last call."""
+        ended = self._counters.ended
+        if ended > self._window_ended:
+            self._in_flight -= ended - self._window_ended
+            self._window_ended = ended
+            self._let_in(self.now_s + self.settings.front_end.fixed_s)
+
     def _arrive(self, request: Request) -> None:
         self._arrived.append(request)
         self._window_arrivals += 1
         request.frontend_s = self.settings.front_end.draw(self._delays)
-        if self._waiting() >= self.settings.queue_capacity:
+        longest = self.settings.context_tokens
+        too_long = longest is not None and request.prompt_tokens + request.output_tokens > longest
+        if too_long or self._waiting() >= self.settings.queue_capacity:
             request.rejected = True
             self._counters.rejected.append(request)
         else:
@@ -172,6 +194,7 @@ class ReferenceSimulator:
             self._hand_over()
             moved = self._start_idle()
         self._note_in_force()
+        self._note_ended()
 
     def _assign_roles(self) -> None:
         """Splits the GPUs once all that are to prefill are up; until then each does both.
@@ -391,7 +414,7 @@ class ReferenceSimulator:
     def _open_window(self) -> None:
         self._window_start_s = self._noted_s = self.now_s
         self._in_force_s: dict[tuple[int, int], float] = {}
-        self._window_arrivals = 0
+        self._window_arrivals = self._window_ended = 0
         self._down_s = 0.0
         self._counters = Counters()
         for gpu in self._gpus:

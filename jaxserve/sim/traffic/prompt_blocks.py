@@ -57,14 +57,14 @@ class PromptBlocks:
 
 
 def from_ids(
-    ids: Sequence[Sequence[Any]], prompt_tokens: NDArray[np.int64], usual_tokens: int
+    ids: Sequence[Sequence[Any]], prompt_tokens: NDArray[np.integer], usual_tokens: int
 ) -> PromptBlocks | None:
     """Blocks by the ids that a trace gives them.
 
     Args:
       ids: of each prompt's blocks, in order; anything with a text. An id need not stand for what is
         before its block: ids are chained here, as an engine chains its hashes.
-      prompt_tokens: int64[n], lengths of the prompts.
+      prompt_tokens: int[n], lengths of the prompts.
       usual_tokens: of a block in such a trace; another power of two is taken where it explains
         more of the counts of ids.
 
@@ -74,7 +74,7 @@ def from_ids(
     counts = np.array([len(row) for row in ids])
     if not counts.any():
         return None
-    tokens = _tokens_of_a_block(counts, prompt_tokens, usual_tokens)
+    tokens = told_block_tokens(counts, prompt_tokens, usual_tokens)
     chained: dict[tuple[int, str], int] = {}
     names: list[int] = []
     kept = np.minimum(counts, -(-prompt_tokens // tokens))
@@ -88,10 +88,17 @@ def from_ids(
     )
 
 
-def _tokens_of_a_block(
-    counts: NDArray[np.int64], prompt_tokens: NDArray[np.int64], usual: int
+def told_block_tokens(
+    counts: NDArray[np.integer], prompt_tokens: NDArray[np.integer], usual: int
 ) -> int:
-    """The power of two with which most prompts have as many ids as blocks, full ones or all."""
+    """Tokens of a block: the power of two with which most prompts have as many ids as blocks, full
+    ones or all.
+
+    Args:
+      counts: int[n], ids of each prompt, some above 0.
+      prompt_tokens: int[n], lengths of the prompts.
+      usual: the size that is taken where others explain no more prompts.
+    """
     told = counts > 0
     counts, prompt_tokens = counts[told], prompt_tokens[told]
 

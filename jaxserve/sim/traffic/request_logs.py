@@ -6,6 +6,7 @@ Read are, told apart by their fields:
 - JSON lines with ``queued_ts``, ``first_token_ts`` and ``last_token_ts``, as vLLM's own request
   statistics are commonly written down;
 - JSON lines of ``jaxserve gateway --records``;
+- GuideLLM's JSON and AIPerf's JSON lines of single requests;
 - every trace that ``jaxserve.sim.traffic.traces`` reads, which tells no latencies.
 
 Requests that failed are left out, and counted. Times are seconds unless their unit is named.
@@ -24,13 +25,22 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_BYTES, TIME_UNITS
+from jaxserve.file_formats import recognise
+from jaxserve.sim.traffic.tool_logs import refuse_unread, tool_requests
+from jaxserve.sim.traffic.trace_files.formats import MAX_TOKENS, TIME_UNITS
+from jaxserve.sim.traffic.trace_files.part import WHOLE, Draw, TracePart, WholeFile
+from jaxserve.sim.traffic.trace_files.text import Advance
+from jaxserve.sim.traffic.trace_files.units import check_clock
 from jaxserve.sim.traffic.traces import Trace, load_trace
 
 Array = NDArray[np.float64]
 _Row = tuple[float, int, int, float, float]
 """Arrival (s), prompt and output tokens, TTFT (s), TPOT (s; NaN for one token)."""
 _MAX_S = 1e12
+MAX_LOG_BYTES = 256 * 2**20
+"""Bytes of the largest log."""
+MAX_REQUESTS = 1_000_000
+"""Most requests of a log or a trace that the reference simulator plays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +53,16 @@ class RequestLog:
     """float64[n], time to first token; None where the file does not tell."""
     tpot_s: Array | None
     """float64[n], mean time per token after the first, NaN for outputs of one; None likewise."""
+    of_client: bool = False
+    """whether times are those of the engine's client, with a front end in them."""
 
 
 def load_request_log(
-    path: Path | str, run: int | None = None, time_unit: str | None = None
+    path: Path | str,
+    run: int | None = None,
+    time_unit: str | None = None,
+    part: TracePart = WHOLE,
+    advance: Advance | None = None,
 ) -> RequestLog:
     """Reads a log or a trace.
 
@@ -55,42 +71,94 @@ def load_request_log(
       run: which of several runs that ``vllm bench serve --append-result`` has put into one file,
         from 1 on.
       time_unit: of a trace, see ``load_trace``, or of a log's times, which are seconds otherwise.
+      part: the part of the file that is taken. Failed requests of a log have no time, so that all
+        of the file's are counted.
+      advance: see ``load_trace``.
 
     Raises:
       InputError: the file cannot be read, holds several runs of which none is named, or a row is
-        not what its format says; the message names file, line or request, and field.
+        not what its format says; the message names file, line or request, and field. Also a unit
+        that is most likely another one, and more than ``MAX_REQUESTS``.
     """
     name = str(path)
-    try:
-        if Path(path).stat().st_size > MAX_TRACE_BYTES:
-            raise InputError(f"{name} is larger than {MAX_TRACE_BYTES // 2**20} MiB")
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror}") from None
-    first = _object(data.lstrip().split(b"\n", 1)[0])
+    data = _log_text(name)
+    first = _object(data.split(b"\n", 1)[0])
     whole = _object(data) if first is None else first
     reader = _reader(whole)
+    if reader is None and whole is not None:
+        refuse_unread(name, whole)
     if reader is _of_benchmark:
         whole = _chosen_run(name, whole, data, run)
+    elif reader is _of_tool:
+        objects = [whole or {}] if first is None else _lines(name, data)
+        whole = tool_requests(name, objects, run, time_unit)
     elif run is not None:
         raise InputError(f"{name} holds no runs of vllm bench serve, of which run {run} is one")
     if reader is None:
-        return RequestLog(load_trace(path, time_unit=time_unit), None, None)
-    second = TIME_UNITS[checks.one_of("time_unit", time_unit or "s", tuple(TIME_UNITS))]
-    rows = list(reader(name, whole, data))
+        log = RequestLog(load_trace(path, None, 1.0, time_unit, part, advance), None, None)
+    else:
+        log = _log(name, list(reader(name, whole, data)), time_unit, part, reader is _of_engine)
+    if len(log.trace) > MAX_REQUESTS:
+        raise InputError(
+            f"{name} has {len(log.trace):,} requests, and at most {MAX_REQUESTS:,} are simulated "
+            "one by one; take a part of them (--for 2h) or a share (--sample 0.1)"
+        )
+    return log
+
+
+def _log_text(name: str) -> bytes:
+    """The text of a file that may be a log; only its first line where that is a trace's."""
+    try:
+        with open(name, "rb") as file:
+            head = file.readline(MAX_LOG_BYTES)
+            line = _object(head)
+            if not head.lstrip().startswith(b"{") or (line is not None and not _reader(line)):
+                return head.strip()
+            data = head + file.read(MAX_LOG_BYTES)
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_LOG_BYTES:
+        raise InputError(f"{name} is a log of more than {MAX_LOG_BYTES // 2**20} MiB; cut it first")
+    return data.strip()
+
+
+def _log(
+    name: str, rows: list[_Row | None], time_unit: str | None, part: TracePart, unsure: bool
+) -> RequestLog:
+    """The requests of a log.
+
+    Args:
+      rows: requests in any order, None for each that failed.
+      unsure: whether the format leaves the unit of times open.
+    """
     served = [row for row in rows if row is not None]
     if not served:
         raise InputError(f"{name} holds no request that was served")
     served.sort(key=lambda row: row[0])
-    arrival_s, prompt, output, ttft_s, tpot_s = np.array(served, float).T
-    arrival_s, ttft_s, tpot_s = (times / second for times in (arrival_s, ttft_s, tpot_s))
+    arrival, prompt, output, *latencies = np.array(served, float).T
+    span = float(arrival[-1] - arrival[0])
+    unit = checks.one_of("time_unit", time_unit or "s", tuple(TIME_UNITS))
+    if unsure and time_unit is None:
+        check_clock(name, unit, len(served), float(arrival[0]), span)
+    second = TIME_UNITS[unit]
+    start_s, end_s = part.span_s(name, float(arrival[0]), second)
+    after_s = (arrival - arrival[0]) / second
+    inside = (after_s >= start_s) & (after_s < end_s)
+    taken = inside & Draw(part).next(len(served))
+    if not taken.any():
+        raise InputError(f"{name} has no request in the part; its last one is at {after_s[-1]:g} s")
+    left_out = {"outside": int((~inside).sum()), "not_sampled": int((inside & ~taken).sum())}
+    of_file = WholeFile(part, len(rows), len(served), span / second, left_out)
     trace = Trace(
-        arrival_s=arrival_s - arrival_s[0],
-        prompt_tokens=prompt.astype(np.int32),
-        output_tokens=output.astype(np.int32),
+        arrival_s=after_s[taken] - after_s[taken][0],
+        prompt_tokens=prompt[taken].astype(np.int32),
+        output_tokens=output[taken].astype(np.int32),
+        time_unit=unit,
         skipped=len(rows) - len(served),
+        whole=of_file if part.stated else None,
     )
-    return RequestLog(trace, ttft_s, tpot_s)
+    ttft_s, tpot_s = (times[taken] / second for times in latencies)
+    return RequestLog(trace, ttft_s, tpot_s, of_client=not unsure)
 
 
 _Reader = Callable[[str, Any, bytes], Iterator[_Row | None]]
@@ -105,7 +173,14 @@ def _reader(first: dict[str, Any] | None) -> _Reader | None:
     ):
         if first is not None and field in first:
             return reader
-    return None
+    found = None if first is None else recognise(first)
+    return _of_tool if found is not None and found.requests else None
+
+
+def _of_tool(name: str, rows: Any, data: bytes) -> Iterator[_Row | None]:
+    """Requests that ``tool_requests`` has read."""
+    del name, data
+    return iter(rows)
 
 
 def _object(text: bytes) -> dict[str, Any] | None:

@@ -67,15 +67,15 @@ class ClassMap:
         bins = (range(len(edges) + 1) for edges in self.edges)
         return tuple(f"{kind}_{i}" for kind, row in zip(kinds, bins, strict=True) for i in row)
 
-    def of(self, trace: Trace) -> NDArray[np.int64]:
-        """int64[n], the class of each request.
+    def of(self, trace: Trace) -> NDArray[np.int32]:
+        """int32[n], the class of each request.
 
         Raises:
           InputError: the trace does not have the kinds of this map.
         """
         if self.kinds and self.kinds != trace.kinds:
             checks.refuse("the trace's kinds", trace.kinds, f"those of its classes, {self.kinds}")
-        index = np.zeros(len(trace), np.int64)
+        index = np.zeros(len(trace), np.int32)
         for kind, edges in enumerate(self.edges):
             members = trace.kind == kind if self.kinds else slice(None)
             bins = np.searchsorted(np.asarray(edges, np.int64), trace.prompt_tokens[members])
@@ -134,28 +134,42 @@ def prompt_edges(prompt_tokens: NDArray[np.int32], bins: int) -> tuple[int, ...]
       it, up to and including its own. Fewer where prompts of one length outweigh a bin.
     """
     checks.whole("bins", bins, 1)
-    prompt = np.sort(prompt_tokens).astype(np.float64)
-    weight = np.cumsum(0.5 / len(prompt) + 0.5 * prompt / prompt.sum())
+    prompt = np.sort(prompt_tokens)
+    weight = 0.5 * prompt  # in place from here on: a week has tens of millions
+    weight /= prompt.sum(dtype=np.int64)
+    weight += 0.5 / len(prompt)
+    np.cumsum(weight, out=weight)
     cuts = np.searchsorted(weight, np.arange(1, bins) / bins)
     edges = np.unique(prompt[cuts].astype(int))
     return tuple(int(edge) for edge in edges if edge < prompt[-1])
 
 
-def split_classes(trace: Trace, classes: ClassMap) -> tuple[TraceClass, ...]:
+def split_classes(
+    trace: Trace, classes: ClassMap, served: NDArray[np.bool_] | None = None
+) -> tuple[TraceClass, ...]:
     """The trace's traffic classes, in the order of ``ClassMap.of``.
+
+    Args:
+      trace: n requests.
+      classes: see ``class_map``.
+      served: bool[n], the requests that count, all by default; a class that has none of them has
+        the lengths of all of them, and no share.
 
     Raises:
       InputError: a class has no request.
     """
     index = classes.of(trace)
+    counted = np.ones(len(trace), bool) if served is None else served
     found = []
     for place, name in enumerate(classes.names):
         members = index == place
         if not members.any():
             raise InputError(f"edges {classes.edges} leave class {name} without requests")
+        share = float(members[counted].mean())
+        members = members & counted if share else counted
         found.append(
             TraceClass(
-                share=float(members.mean()),
+                share=share,
                 prompt=lengths.from_samples(trace.prompt_tokens[members]),
                 output=lengths.from_samples(trace.output_tokens[members]),
             )
@@ -164,7 +178,12 @@ def split_classes(trace: Trace, classes: ClassMap) -> tuple[TraceClass, ...]:
 
 
 def to_class_counts(
-    trace: Trace, classes: ClassMap, *, window_s: float = 1.0, ticks: int = 8
+    trace: Trace,
+    classes: ClassMap,
+    *,
+    window_s: float = 1.0,
+    ticks: int = 8,
+    counted: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
     """Arrivals per tick and class.
 
@@ -173,6 +192,7 @@ def to_class_counts(
       classes: F of them, see ``class_map``.
       window_s: length of a control window, seconds.
       ticks: K, ticks in a window.
+      counted: bool[n], the requests that count; all by default.
 
     Returns:
       float32[W, K, F], whole numbers; the last window is filled up with silence.
@@ -189,11 +209,13 @@ def to_class_counts(
     if windows * ticks * count > MAX_COUNTS:
         raise InputError(
             f"{windows:,} windows of {ticks} ticks and {count} classes are more than "
-            f"{MAX_COUNTS:,} counts: cut the trace first"
+            f"{MAX_COUNTS:,} counts: take a part of the trace (--for)"
         )
-    tick = np.floor(trace.arrival_s * (ticks / window_s)).astype(np.int64)
+    cell = np.floor(trace.arrival_s * (ticks / window_s)).astype(np.int64)
     # An end that rounding puts a hair beyond the last tick.
-    tick = np.minimum(tick, windows * ticks - 1)
-    cell = tick * count + classes.of(trace)
+    np.minimum(cell, windows * ticks - 1, out=cell)
+    cell *= count
+    cell += classes.of(trace)
+    cell = cell if counted is None else cell[counted]
     counts = np.bincount(cell, minlength=windows * ticks * count)
     return counts.reshape(windows, ticks, count).astype(np.float32)

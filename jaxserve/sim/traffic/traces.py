@@ -1,10 +1,5 @@
 """Recorded request traces: when requests came, and how many tokens each had.
 
-Rows that look exactly alike are refused in an Azure file: its clock ticks every 100 ns, and the
-published files hold no two equal times. The other clocks are coarse (a published Mooncake trace has
-equal rows, BurstGPT counts whole seconds), so there equal rows are requests of their own, unless
-every single row has a twin, as when a file was pasted into itself.
-
 Requests of one time are spread evenly over the tick where a file's clock stands still for half a
 second or longer. Times of the published Mooncake trace are multiples of three seconds, for example.
 Its requests did not come all at once: a queue of ten prompts at every tick is the clock's and not
@@ -14,8 +9,10 @@ the traffic's.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +22,9 @@ from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.traffic.prompt_blocks import PromptBlocks
 from jaxserve.sim.traffic.request_kinds import check_kinds, number_kinds
-from jaxserve.sim.traffic.trace_files import Layout, Rows, read_rows
+from jaxserve.sim.traffic.trace_files.part import WHOLE, TracePart, WholeFile
+from jaxserve.sim.traffic.trace_files.reading import read_rows
+from jaxserve.sim.traffic.trace_files.text import Advance
 
 COARSE_TICK_S = 0.5
 """Shortest tick of a clock over which requests of one time are spread, seconds."""
@@ -44,8 +43,12 @@ class Trace:
     """int32[n], at least 1."""
     output_tokens: NDArray[np.int32]
     """int32[n], at least 1."""
+    time_unit: str | None = None
+    """unit in which the file's times were read; None for calendar times, and without a file."""
     skipped: int = 0
     """requests that the file records as failed (no tokens) and that were left out."""
+    whole: WholeFile | None = None
+    """file of which the trace is a part; None where it is all of a file."""
     blocks: PromptBlocks | None = None
     """blocks in which prompts begin alike; None where the file lacks them."""
     tick_s: float | None = None
@@ -59,7 +62,8 @@ class Trace:
         lengths = {len(self.arrival_s), len(self.prompt_tokens), len(self.output_tokens)}
         if len(lengths) > 1 or len(self.arrival_s) == 0:
             raise InputError("a trace needs at least one request, and all columns of one length")
-        if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s) < 0.0).any():
+        falls = self.arrival_s[1:] < self.arrival_s[:-1]
+        if not np.isfinite(self.arrival_s).all() or falls.any():
             raise InputError("arrival_s must be finite and must not decrease")
         checks.number("arrival_s[0]", self.arrival_s[0], 0, 0)
         if min(self.prompt_tokens.min(), self.output_tokens.min()) < 1:
@@ -83,9 +87,14 @@ class Trace:
         return None if self.blocks is None else self.blocks.repeated_share(self.prompt_tokens)
 
     @property
+    def total_tokens(self) -> NDArray[np.int64]:
+        """int64[n], tokens of each request, prompt and output together."""
+        return self.prompt_tokens.astype(np.int64) + self.output_tokens
+
+    @property
     def beyond_table(self) -> tuple[int, int]:
         """Requests longer than the longest context of a latency table, and their tokens beyond."""
-        over = self.prompt_tokens.astype(np.int64) + self.output_tokens - MAX_CONTEXT_TOKENS
+        over = self.total_tokens - MAX_CONTEXT_TOKENS
         return int((over > 0).sum()), int(over[over > 0].sum())
 
     def within_table(self) -> Trace:
@@ -116,17 +125,50 @@ class Trace:
 
     @property
     def summary(self) -> str:
-        """Number, span, rate and lengths of the requests, in one line for the user."""
-        length_s = self.duration_s
-        unit, name = next((each for each in _SPANS if length_s >= 2.0 * each[0]), _SPANS[-1])
-        rate = f", {len(self) / length_s:.3g}/s" if length_s > 0.0 else ""
+        """Number, span, rate and lengths of the requests, what is left out, and the part that they
+        are of which file, in one line for the user."""
+        unit = f" (times in {self.time_unit})" if self.time_unit else ""
         kinds = f", {len(self.kinds)} kinds" if self.kinds else ""
         failed = f"; {self.skipped:,} that failed are left out" if self.skipped else ""
         return (
-            f"{len(self):,} requests in {length_s / unit:.3g} {name}{rate}, prompts of "
+            f"{_load(len(self), self.duration_s)}{unit}, prompts of "
             f"{self.prompt_tokens.mean():,.0f} and outputs of {self.output_tokens.mean():,.0f} "
-            f"tokens on average{kinds}{failed}"
+            f"tokens on average{kinds}{failed}{self._whole_text}"
         )
+
+    @property
+    def _whole_text(self) -> str:
+        whole = self.whole
+        if whole is None:
+            return ""
+        options = " ".join(f"{option} {value}" for option, value in whole.part.stated.items())
+        text = f"; {options} of {_load(whole.requests, whole.duration_s)}"
+        share = whole.part.sample
+        return (
+            f"{text}; the sample lowers the rate to {share:.3g} of the recorded one"
+            if share
+            else text
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``summary`` says, for JSON: rows that were read and left out, by the reason."""
+        whole, duration_s = self.whole, self.duration_s
+        left_out = {"failed": self.skipped} | dict(whole.left_out if whole else {})
+        return {
+            "requests": len(self),
+            "duration_s": duration_s,
+            "rate_rps": len(self) / duration_s if duration_s else None,
+            "mean_prompt_tokens": float(self.prompt_tokens.mean()),
+            "mean_output_tokens": float(self.output_tokens.mean()),
+            "kinds": list(self.kinds),
+            "time_unit": self.time_unit,
+            "tick_s": self.tick_s,
+            "rows_read": len(self) + sum(left_out.values()),
+            "left_out": left_out,
+            "part": whole and whole.part.stated,
+            "whole": whole and {"requests": whole.requests, "duration_s": whole.duration_s},
+        }
 
     @property
     def tick_note(self) -> str | None:
@@ -138,16 +180,26 @@ class Trace:
             "the time to the next"
         )
 
-    @property
-    def note(self) -> str | None:
+    def note(self, longest_tokens: float = math.inf) -> str | None:
         """Note on requests that a latency table does not replay as recorded; None if there are
-        none."""
+        none.
+
+        Args:
+          longest_tokens: of a request that is served, prompt and output together.
+        """
         notes = [] if self.tick_note is None else [self.tick_note]
         if self.skipped:
             total = len(self) + self.skipped
             notes.append(f"{self.skipped:,} of {total:,} requests failed and are left out")
+        rejected = int((self.total_tokens > longest_tokens).sum())
+        if rejected:
+            notes.append(
+                f"{rejected:,} of {len(self):,} requests ({rejected / len(self):.1%}) have more "
+                f"tokens, prompt and output together, than the {longest_tokens:,.0f} that KV pool "
+                "and context length allow; they are rejected, and count as missed"
+            )
         requests, tokens = self.beyond_table
-        if requests:
+        if requests and longest_tokens > MAX_CONTEXT_TOKENS:
             notes.append(
                 f"{requests:,} of {len(self):,} requests are longer, prompt and output together, "
                 f"than the {MAX_CONTEXT_TOKENS:,} tokens that latency tables know; they are "
@@ -156,61 +208,66 @@ class Trace:
         return "; ".join(notes) or None
 
 
+def _load(requests: int, duration_s: float) -> str:
+    """Number, span and rate."""
+    unit, name = next((each for each in _SPANS if duration_s >= 2.0 * each[0]), _SPANS[-1])
+    rate = f", {requests / duration_s:.3g}/s" if duration_s > 0.0 else ""
+    return f"{requests:,} requests in {duration_s / unit:.3g} {name}{rate}"
+
+
 def load_trace(
     path: str | Path,
     format: str | None = None,
     time_scale: float = 1.0,
     time_unit: str | None = None,
+    part: TracePart = WHOLE,
+    advance: Advance | None = None,
 ) -> Trace:
     """Reads a trace file.
 
     Args:
       path: the file.
-      format: one of ``trace_files.FORMATS``, or None to tell from the file.
-      time_unit: ``s`` or ``ms``, of the file's times; None for that of the format.
+      format: one of ``trace_files.formats.FORMATS``, or None to tell from the file.
       time_scale: how much faster than recorded requests arrive; 2 doubles the load.
+      time_unit: ``s``, ``ms``, ``us`` or ``ns``, of the file's times; None for that of the format.
+      part: the part of the file that is taken.
+      advance: told how many MiB of a large file are read, and how many it has.
 
     Raises:
-      InputError: the file cannot be read (see ``read_rows``), or a row has no tokens or a twin; the
-        message names file, line and column.
+      InputError: the file cannot be read (see ``read_rows``); the message names file, line and
+        column.
     """
     checks.positive("time_scale", time_scale)
-    rows, layout = read_rows(path, format, time_unit)
-    name = str(path)
-    served = (rows.prompt > 0) & (rows.output > 0)
-    if not layout.zero_is_failure and not served.all():
-        first = int(np.argmin(served))
-        column = layout.prompt if rows.prompt[first] == 0 else layout.output
-        checks.refuse(f"{name}, line {rows.line[first]}, column {column}", 0, "at least 1 token")
-    if not served.any():
-        raise InputError(f"{name} holds no request with tokens, only failed ones")
-    _check_twins(name, rows, served, layout)
-    time_s = rows.time_s[served]
-    tick_s = _coarse_tick_s(time_s)
-    arrival_s = time_s - time_s[0] if tick_s is None else _spread(time_s - time_s[0], tick_s)
-    kinds, kind = rows.kinds, rows.kind
-    if kind is not None:  # a kind of failed requests alone is none of the trace
-        kinds, kind = number_kinds(kinds, kind[served])
+    rows = read_rows(path, format, time_unit, part, advance)
+    tick_s = _coarse_tick_s(rows.time_s)
+    arrival_s = rows.time_s - rows.time_s[0]
+    if tick_s is not None:
+        arrival_s = _spread(arrival_s, tick_s)
+    arrival_s /= time_scale  # in place: a week has tens of millions
     return Trace(
-        arrival_s=arrival_s / time_scale,
-        prompt_tokens=rows.prompt[served].astype(np.int32),
-        output_tokens=rows.output[served].astype(np.int32),
-        skipped=int((~served).sum()),
-        blocks=None if rows.blocks is None else rows.blocks.chosen(served),
+        arrival_s=arrival_s,
+        prompt_tokens=rows.prompt,
+        output_tokens=rows.output,
+        time_unit=rows.time_unit,
+        skipped=rows.failed,
+        whole=rows.whole,
+        blocks=rows.blocks,
         tick_s=None if tick_s is None else round(tick_s, 3),
-        kinds=kinds,
-        kind=kind,
+        kinds=rows.kinds,
+        kind=rows.kind,
     )
 
 
 def _coarse_tick_s(time_s: NDArray[np.float64]) -> float | None:
     """The step of which all times are multiples, if it is long and times are shared."""
-    steps_s = np.diff(np.unique(time_s))
-    if len(steps_s) < _MIN_TICKS or len(steps_s) + 1 == len(time_s):
+    steps_s = np.diff(time_s)
+    apart = steps_s > 0.0
+    if apart.sum() < _MIN_TICKS or apart.all():
         return None
-    shortest_s = steps_s.min()
+    shortest_s = steps_s.min(where=apart, initial=np.inf)
     if shortest_s < COARSE_TICK_S:
         return None
+    steps_s = steps_s[apart]
     tick_s = float(np.median(steps_s[steps_s < 1.5 * shortest_s]))
     off_s = np.abs(steps_s - tick_s * np.rint(steps_s / tick_s))
     return tick_s if off_s.max() <= _TICK_TOLERANCE * tick_s else None
@@ -223,16 +280,3 @@ def _spread(time_s: NDArray[np.float64], tick_s: float) -> NDArray[np.float64]:
     # A tick may be a little shorter than the others.
     length_s = np.minimum(tick_s, np.append(np.diff(time_s[first]), tick_s))
     return time_s + np.repeat(length_s / count, count) * place
-
-
-def _check_twins(name: str, rows: Rows, served: NDArray[np.bool_], layout: Layout) -> None:
-    """Refuses equal rows where the format's clock is too fine for them, see the module."""
-    time, prompt, output, line = (column[served] for column in rows[:4])
-    kind = np.zeros(len(time)) if rows.kind is None else rows.kind[served]
-    order = np.lexsort((kind, output, prompt, time))
-    equal = np.diff(np.stack([time, prompt, output, kind])[:, order]) == 0.0
-    twin_of_previous = np.append(False, equal.all(axis=0))
-    has_twin = twin_of_previous | np.append(twin_of_previous[1:], False)
-    if twin_of_previous.any() and (layout.fine_clock or has_twin.all()):
-        first = line[order[twin_of_previous]].min()
-        raise InputError(f"{name}, line {first}: the same row as one before it")

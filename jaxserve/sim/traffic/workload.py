@@ -96,6 +96,9 @@ class Workload:
     """float32, period of the sinusoidal cycle, seconds."""
     replay_counts: jax.Array | None = None
     """float32[W, K, F], recorded arrivals per tick and class; replaces the random draw."""
+    replay_rejected: jax.Array | None = None
+    """float32[W, F], recorded requests that no engine has room for, per window and class; None
+    where there are none."""
     replay_starts: jax.Array | None = None
     """int32[S], windows of the recording at which an episode may begin, the first
     ``replay_places`` of them; each is as likely."""
@@ -137,6 +140,9 @@ class Arrivals:
     """int32, hidden regime."""
     acceptance_scale: jax.Array
     """float32, see ``Regimes``."""
+    rejected: jax.Array | None = None
+    """float32[F], further requests, which are rejected because no engine has room for them; None
+    for none."""
 
 
 def init_workload(workload: Workload, key: jax.Array) -> WorkloadState:
@@ -198,6 +204,7 @@ def draw_arrivals(
         2.0 * jnp.pi * window * window_s / workload.cycle_period_s + state.cycle_phase
     )
     rate = regimes.rate_rps[regime] * burst_level * cycle
+    rejected = None
     if workload.replay_counts is None:
         mean = rate * regimes.class_mix[regime] * (window_s / ticks)
         uniform = draw[: ticks * class_count].reshape(ticks, class_count)
@@ -206,6 +213,8 @@ def draw_arrivals(
         row = (state.replay_start + window) % workload.replay_counts.shape[0]
         counts = workload.replay_counts[row]
         rate = jnp.sum(counts) / window_s
+        if workload.replay_rejected is not None:
+            rejected = workload.replay_rejected[row]
 
     dwell_left = state.dwell_left_s - window_s
     moves_on = dwell_left <= 0.0
@@ -223,6 +232,7 @@ def draw_arrivals(
         rate_rps=rate,
         regime=regime,
         acceptance_scale=regimes.acceptance_scale[regime],
+        rejected=rejected,
     )
 
 

@@ -30,6 +30,7 @@ from jaxserve.evaluation.held_out import check_episodes, evaluate
 from jaxserve.registry import make
 from jaxserve.runtime.process_pool import map_in_processes
 from jaxserve.seeds import episode_key
+from jaxserve.sim.traffic.traces import Trace
 from jaxserve.studies.compare.intervals import Matrix
 from jaxserve.studies.compare.results import (
     RESULTS_VERSION,
@@ -79,6 +80,7 @@ def prepare(
     episodes: int,
     hardware: str,
     trace: Path | None,
+    recorded: Trace | None,
 ) -> Case:
     """Checks all arguments before the long work starts.
 
@@ -89,7 +91,7 @@ def prepare(
       steps: control windows of each policy, ``STEPS`` if None; if given, a run in ``out`` must
         have the same.
       episodes: test episodes, see ``evaluate``.
-      hardware, trace: see ``variants``.
+      hardware, trace, recorded: see ``variants``.
 
     Raises:
       InputError: an argument is wrong, the task has no anchors, or a run in ``out`` does not fit.
@@ -101,7 +103,7 @@ def prepare(
         setup=setup,
         anchors=load_anchors(setup.spec),
         run=plan_run(directory / "ppo", setup, seeds, steps),
-        variants=variants(setup, hardware, trace),
+        variants=variants(setup, hardware, trace, recorded),
         episodes=episodes,
         directory=directory,
     )

@@ -17,7 +17,7 @@ from jaxserve.errors import InputError
 from jaxserve.registry import make
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.table.file import table_path
-from jaxserve.sim.traffic.traces import load_trace
+from jaxserve.sim.traffic.traces import Trace
 from jaxserve.tasks.inputs import task_inputs
 from jaxserve.tasks.spec import Regime
 
@@ -38,19 +38,22 @@ class Variant:
     """reason why the task has no such variant."""
 
 
-def variants(setup: TaskSetup, hardware: str, trace: Path | None) -> tuple[Variant, ...]:
+def variants(
+    setup: TaskSetup, hardware: str, trace: Path | None, recorded: Trace | None
+) -> tuple[Variant, ...]:
     """All variants of a task.
 
     Args:
       setup: task and environment.
       hardware: name of the other GPU.
-      trace: recorded traffic; None leaves this variant out.
+      trace: file of recorded traffic; None leaves this variant out.
+      recorded: requests of the file.
 
     Raises:
-      InputError: the GPU is unknown, or the trace cannot be read.
+      InputError: the GPU is unknown, or the task cannot replay the trace.
     """
     bursts = [_other_bursts(setup, scale) for scale in BURST_SCALES]
-    return (*bursts, _other_hardware(setup, hardware), _recorded(setup, trace))
+    return (*bursts, _other_hardware(setup, hardware), _recorded(setup, trace, recorded))
 
 
 def _other_bursts(setup: TaskSetup, scale: float) -> Variant:
@@ -75,27 +78,27 @@ def _other_hardware(setup: TaskSetup, hardware: str) -> Variant:
     return _variant(setup, name, overrides, hardware=hardware)
 
 
-def _recorded(setup: TaskSetup, trace: Path | None) -> Variant:
+def _recorded(setup: TaskSetup, trace: Path | None, recorded: Trace | None) -> Variant:
     spec = setup.spec
-    if trace is None:
+    if trace is None or recorded is None:
         return Variant("recorded trace", None, "no trace was named with --trace")
     name = f"trace {trace.name}"
     first = spec.streams[0]
     own = {"name": first.name, "prompt": first.prompt, "output": first.output, "bins": first.bins}
     kinds = {dataclasses.replace(stream, **own) for stream in spec.streams}
     if len(kinds) > 1:
-        load_trace(trace)  # an unreadable trace is an error on every task
         reason = f"a trace does not say which of its {len(kinds)} kinds a request is of"
         return Variant(name, None, reason)
     # Streams that differ only in lengths are one kind, which takes the trace's lengths.
     one = dataclasses.replace(spec, streams=(first,))
-    return _variant(dataclasses.replace(setup, spec=one), name, trace=trace)
+    return _variant(dataclasses.replace(setup, spec=one, trace=recorded), name, trace=trace)
 
 
 def _variant(
     setup: TaskSetup, name: str, overrides: Mapping[str, Any] | None = None, **files: Any
 ) -> Variant:
-    env = make(setup.spec, overrides=overrides, **files)
+    read: dict[str, Any] = {} if setup.trace is None else {"trace": setup.trace}
+    env = make(setup.spec, overrides=overrides, **files | read)
     own = {"overrides": dict(overrides or {})}
     changed = dataclasses.replace(
         setup,

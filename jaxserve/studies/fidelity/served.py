@@ -23,6 +23,7 @@ from jaxserve.studies.fidelity.served_fit import (
     held_out_errors,
 )
 from jaxserve.studies.fidelity.served_rows import DOUBTS, FILE, ServedRow, served_rows
+from jaxserve.studies.fidelity.silicon_choice import choice_rows
 
 _DENSE = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b")
 
@@ -86,7 +87,9 @@ def served_fidelity(directory: Path) -> list[FidelityRow]:
             result.append(_judged(name, bar, everything, errors, mask, detail))
     detail = f"; of the file's rows left out: {_counts(left_out, DOUBTS)}" if left_out else ""
     result.append(_judged(_ALL, _ALL_BAR, everything, errors, np.ones_like(kept), detail))
-    return result
+    found = (errors.held_out, errors.as_shipped, errors.through_table)
+    times_s = [((1 + each) * measured_s)[kept] for each in found]
+    return [*result, *choice_rows([row for row in everything if row not in doubtful], *times_s)]
 
 
 def _judged(

@@ -34,6 +34,8 @@ from jaxserve.sim.machine.stack import ServedGpu, Stack, load_engine
 from jaxserve.studies.fidelity.served_loop import Accepted, Loop, shipped_accepted
 from jaxserve.studies.fidelity.served_recipes import gpu_families
 from jaxserve.studies.fidelity.served_rows import FOLDS, ServedRow, served_rows, shipped
+from jaxserve.studies.fidelity.vllm_expert_run import fitted_host_s
+from jaxserve.studies.fidelity.vllm_run import VERSION
 
 LARGEST_SHARE = 0.97
 """Largest value of a fitted share of a peak."""
@@ -70,6 +72,8 @@ class Constant:
     """engine of its servers."""
     version: str | None = None
     """version of their engine."""
+    without: tuple[str, ...] = ()
+    """versions of their engine that have 0 in its place, which is not fitted."""
     gpus: tuple[str, ...] | None = None
     """names of their GPUs."""
     weights: str | None = None
@@ -85,6 +89,7 @@ class Constant:
         return (
             self.engine in (None, stack.engine)
             and self.version in (None, stack.version)
+            and stack.version not in self.without
             and self.weights in (None, stack.formats[0])
             and self.model in (None, model)
             and (self.gpus is None or gpu in self.gpus)
@@ -164,15 +169,21 @@ def _engine_constants(item: dict[str, Any], engine: str, versions: list[str]) ->
         centre=item["centre"],
         engine=engine,
         experts=_EXPERTS[item["servers"]],
+        without=tuple(v for v in versions if not _shipped_time(engine, v, item["field"])),
     )
     own = [
         dataclasses.replace(
             shared, name=f"{shared.name} {version}", version=version, parent=shared.name
         )
         for version in versions
-        if item.get("versions")
+        if item.get("versions") and version not in shared.without
     ]
     return [shared, *own]
+
+
+def _shipped_time(engine: str, version: str, field: str) -> float:
+    known = known_version(Stack(engine=engine, version=version)).version
+    return getattr(load_engine(engine, known), field)
 
 
 def _has_experts(server: Served) -> bool:
@@ -212,16 +223,14 @@ class Prediction:
     def start(self) -> np.ndarray:
         """The shipped values of the constants, float64[constants].
 
-        An engine's constant has the value of an engine without a version; a constant that no row
-        has is at its centre.
+        An engine's constant has the value of one of its versions, of those that have it; a constant
+        that no row has is at its centre.
         """
         values = np.array([each.centre for each in self._constants])
         for server, own in self._of.items():
             for i in own:
-                stack = known_version(server[3])
-                if self._constants[i].group == "engine" and self._constants[i].parent is None:
-                    stack = dataclasses.replace(stack, version=None)
-                values[i] = self._constants[i].of(shipped(server[0], server[1], stack)[0])
+                gpu, _ = shipped(server[0], server[1], known_version(server[3]))
+                values[i] = self._constants[i].of(gpu) or values[i]
         return values
 
     def tpot_s(self, values: np.ndarray) -> np.ndarray:
@@ -391,6 +400,8 @@ def main() -> None:
     for third in range(FOLDS):
         spread = routing_spread([row for row in rows if row.fold != third])
         named[f"routing_spread without third {third}"] = round(spread, 3)
+    host_s, _ = fitted_host_s(Path(sys.argv[1]))
+    named[f"host_s vllm {VERSION}, of its logs"] = float(f"{host_s:.3g}")
     print(json.dumps(named, indent=2))
 
 

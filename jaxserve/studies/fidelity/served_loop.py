@@ -119,7 +119,7 @@ class Loop:
         right = np.where(self.output >= LONG_OUTPUT, accepted.long, accepted.short)
         return (1 - right ** (self.drafts + 1)) / (1 - right)
 
-    def through_table_s(self, cost: CostModel, kv_tokens: float) -> np.ndarray:
+    def through_table_s(self, cost: CostModel, kv_tokens: float, tier: int = 0) -> np.ndarray:
         """``tpot_s`` by the closed loop that fills latency tables.
 
         That loop mixes prompts with decoding and knows only one start option of the servers, the
@@ -132,6 +132,7 @@ class Loop:
             prompt,
             output,
             depth=self.drafts,
+            tier=tier,
             tokens_per_step=self.tokens_per_step(shipped_accepted()),
             kv_tokens=kv_tokens,
             token_budget=TOKEN_BUDGET,

@@ -10,9 +10,12 @@ fitted to other servers (``served_fit``).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+from scipy.optimize import OptimizeResult, minimize_scalar
 
 from jaxserve.sim.fit.columns import read_columns
 from jaxserve.sim.fit.layer_profile import ProfileTimer
@@ -20,6 +23,7 @@ from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import Stack
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
+from jaxserve.studies.fidelity import vllm_run
 from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.studies.fidelity.served_rows import shipped
 from jaxserve.studies.fidelity.vllm_run import (
@@ -99,6 +103,45 @@ def replay(directory: Path, host_s: float = HOST_S) -> np.ndarray:
         GpuKnobs(ENGINES * engine["max_num_seqs"], _NO_LIMIT),
         SchedulerSettings(token_budget=ENGINES * engine["max_num_batched_tokens"]),
     )
+
+
+def fitted_host_s(shared: Path, third: int | None = None) -> tuple[float, float]:
+    """Host time of a step of vLLM 0.19, fitted to both of its runs.
+
+    It has the least mean error of the runs' statistics, from 0 to a millisecond.
+
+    Args:
+      shared: directory of measurements, with both runs.
+      third: requests that are held out, every third of them from this one on; None for none.
+
+    Returns:
+      the host time, s, and the mean relative error of the held-out requests' statistics; that of
+      all requests without a third.
+    """
+    runs: list[tuple[np.ndarray, Callable[[float], np.ndarray]]] = [
+        (
+            served(shared / vllm_run.DIRECTORY),
+            lambda host_s: vllm_run.replay(
+                shared / vllm_run.DIRECTORY,
+                timer=vllm_run.profile_timer(shared / vllm_run.DIRECTORY, host_s),
+            ),
+        ),
+        (served(shared / DIRECTORY), lambda host_s: replay(shared / DIRECTORY, host_s)),
+    ]
+
+    def error(host_s: float, held_out: bool) -> float:
+        errors = []
+        for real, played in runs:
+            judged = (np.arange(len(real)) % 3 == third) == held_out
+            ours = played(host_s)[judged]
+            errors += [abs(each.error(ours)) for each in statistics(real[judged])]
+        return float(np.mean(errors))
+
+    found = minimize_scalar(
+        error, bounds=(0.0, 1e-3), args=(False,), method="bounded", options={"xatol": 1e-5}
+    )
+    host_s = float(cast(OptimizeResult, found).x)
+    return host_s, error(host_s, third is not None)
 
 
 def vllm_expert_fidelity(shared: Path) -> list[FidelityRow]:

@@ -7,16 +7,19 @@ preemption dominate. A profile of the kernels accompanies the log and gives the 
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from jaxserve.sim.fit.kernel_table import fit_kernels
 from jaxserve.sim.fit.layer_profile import LayerProfile, ProfileTimer
 from jaxserve.sim.machine.cost_model import CostModel, IterationTimer
-from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.hardware import Gpu, load_gpu
 from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.machine.stack import load_engine
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
@@ -24,10 +27,13 @@ from jaxserve.studies.fidelity.measurements import FidelityRow
 
 DIRECTORY = "vllm_rtx4090"
 TTFT_BAR, TPOT_BAR = 0.05, 0.03
-LAYERS = 32
+MODEL, LAYERS = "llama-3.1-8b", 32
+RTX_4090_MEMORY_BYTES = 25_250_627_584
+"""As the run's metadata have it."""
 RTX_4090_BYTES_PER_S, RTX_4090_FLOPS = 1.008e12, 165.2e12
 """Memory bandwidth and dense bf16 rate with float32 sums, from the data sheet."""
-HOST_S = 0.0
+VERSION = "0.19.0"
+HOST_S = load_engine("vllm", VERSION).host_s
 """Seconds per iteration that vLLM 0.19 adds to the profiled kernels, the same in both runs of this
 version: vLLM composes a step while the GPU computes the previous one."""
 DATA_SHEET_BAR = 0.2
@@ -41,22 +47,31 @@ def profile_timer(directory: Path, host_s: float = HOST_S) -> ProfileTimer:
     return ProfileTimer(read_profile(directory), LAYERS, host_s)
 
 
-def data_sheet_timer() -> CostModel:
-    """Iteration times without a profile.
+def data_sheet_gpu() -> Gpu:
+    """The RTX 4090 without a profile.
 
     Kernels have the efficiency of the L40S, a GPU of the same generation, at the memory bandwidth
     and bf16 rate of the RTX 4090's data sheet.
     """
     like = load_gpu("l40s-48gb")
-    gpu = dataclasses.replace(
+    return dataclasses.replace(
         like,
+        memory_bytes=RTX_4090_MEMORY_BYTES,
         bandwidth_bytes_per_s=RTX_4090_BYTES_PER_S,
         linear=tuple(dataclasses.replace(f, flops_per_s=RTX_4090_FLOPS) for f in like.linear),
         host_s=HOST_S,
         elementwise_s_per_token=like.elementwise_s_per_token
         * (like.bandwidth_bytes_per_s / RTX_4090_BYTES_PER_S),
     )
-    return CostModel.of(gpu, load_model("llama-3.1-8b"))
+
+
+def fitted_timer(directory: Path) -> CostModel:
+    """Iteration times of the table that ``table fit-kernels`` makes of the profile."""
+    profile = sorted(directory.glob("profile_*.csv"))
+    with tempfile.TemporaryDirectory() as scratch:
+        table = Path(scratch) / "fitted.parquet"
+        report = fit_kernels(profile, data_sheet_gpu(), load_model(MODEL), table)
+    return report.table.metadata.cost_model
 
 
 def read_profile(directory: Path) -> LayerProfile:
@@ -164,15 +179,18 @@ def vllm_fidelity(shared: Path) -> list[FidelityRow]:
     real = served(directory)
     ours, forgetful = replay(directory), replay(directory, prefix_caching=False)
     visible = replay(directory, timer=profile_timer(directory, VISIBLE_HOST_S))
-    unmeasured = replay(directory, timer=data_sheet_timer())
+    unmeasured = replay(directory, timer=CostModel.of(data_sheet_gpu(), load_model(MODEL)))
+    fitted = replay(directory, timer=fitted_timer(directory))
     rows = []
     for each in statistics(real):
-        error, without, slower, scaled = map(each.error, (ours, forgetful, visible, unmeasured))
+        error, without, slower, scaled, by_fit = map(
+            each.error, (ours, forgetful, visible, unmeasured, fitted)
+        )
         detail = (
             f"{len(real)} requests, real {each.real_s:.4g} s, ours {100 * error:+.1f} %, "
             f"{ours['preemptions'].sum()} preemptions; {100 * without:+.1f} % if preempted "
             "sequences did not find their own KV in the prefix cache; host time "
-            f"{1e3 * HOST_S:g} ms"
+            f"{1e3 * HOST_S:g} ms; as jaxserve simulate --profile"
         )
         check = f"reference vs real vLLM: RTX 4090 {each.label}"
         rows.append(FidelityRow.within(check, 100 * abs(error), 100 * each.bar, "%", detail))
@@ -183,6 +201,16 @@ def vllm_fidelity(shared: Path) -> list[FidelityRow]:
                 100 * each.bar,
                 "%",
                 f"the same with that host time in every step: {100 * slower:+.1f} %",
+            )
+        )
+        rows.append(
+            FidelityRow.within(
+                f"{check}, table fit-kernels",
+                100 * abs(by_fit),
+                100 * each.bar,
+                "%",
+                f"the same with the table that jaxserve table fit-kernels makes of the profile: "
+                f"{100 * by_fit:+.1f} %",
             )
         )
         rows.append(

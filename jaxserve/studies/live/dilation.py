@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.errors import InputError
-from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import DeploymentSettings
-from jaxserve.sim.machine.moe_terms import Beyond
 from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.table.build import build, fill_grid
 from jaxserve.sim.table.file import TableFile
@@ -55,34 +53,6 @@ def dilated_task(content: Mapping[str, Any], factor: float) -> dict[str, Any]:
     return task
 
 
-def dilated_cost(cost: CostModel, factor: float) -> CostModel:
-    """Cost model with ``factor`` times the iteration times."""
-    changed = _longer(cost, factor)
-    if cost.beyond is not None:
-        lines = tuple(
-            (largest, factor * fixed_s, factor * per_token_s)
-            for largest, fixed_s, per_token_s in cost.beyond.collectives
-        )
-        changed["beyond"] = dataclasses.replace(
-            cost.beyond, collectives=lines, **_longer(cost.beyond, factor)
-        )
-    return dataclasses.replace(cost, **changed)
-
-
-def _longer(constants: CostModel | Beyond, factor: float) -> dict[str, Any]:
-    """Fields in seconds or seconds per unit, dilated, by name."""
-    changed: dict[str, Any] = {}
-    for field in dataclasses.fields(constants):
-        if field.name.endswith("_s") or "_s_per_" in field.name:
-            value = getattr(constants, field.name)
-            changed[field.name] = (
-                tuple(factor * each for each in value)
-                if isinstance(value, tuple)
-                else factor * value
-            )
-    return changed
-
-
 def dilated_table(hardware: str, model: str, tensor_parallel: int, factor: float) -> TableFile:
     """Latency table of a model on a GPU that is ``factor`` times as slow.
 
@@ -90,5 +60,5 @@ def dilated_table(hardware: str, model: str, tensor_parallel: int, factor: float
       InputError: a name is unknown, or the model does not fit on the GPU.
     """
     known = build(hardware, model, tensor_parallel=tensor_parallel).metadata
-    slow = dataclasses.replace(known, cost_model=dilated_cost(known.cost_model, factor))
+    slow = dataclasses.replace(known, cost_model=known.cost_model.slower(factor))
     return fill_grid(slow, *serve(hardware, model, known.stack))

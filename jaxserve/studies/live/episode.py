@@ -27,7 +27,7 @@ from jaxserve.live.figures import NAMES, Figures, of_reference, of_windows, unde
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.guard import KnobLimits, as_values
 from jaxserve.live.operate import Conduct, Controller
-from jaxserve.live.player import RequestOutcome, play
+from jaxserve.live.player import RequestOutcome, play, stream_of_class
 from jaxserve.live.prompts import RandomPrompts
 from jaxserve.live.show import Report
 from jaxserve.live.supervisor import Mode, Rules
@@ -178,7 +178,8 @@ async def play_episode(
             await asyncio.sleep(_POLL_S)
         if operating.done():
             operating.result()
-        outcomes = await play(client, env, setup.spec, requests, prompts, count)
+        streams = stream_of_class(setup.spec)
+        outcomes = await play(client, streams, env.slo, requests, prompts, count)
         await operating
     return MeasuredEpisode(
         agent=agent,

@@ -9,7 +9,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from jaxserve.errors import InputError, InputWarning
-from jaxserve.sim.fit import sweep
+from jaxserve.sim.fit import runs as run_files
 from jaxserve.sim.fit.sweep import MIN_ROWS, Sweep, read_sweep
 
 HEADER = "max_concurrency,random_input_len,random_output_len,mean_ttft_ms,mean_tpot_ms"
@@ -126,7 +126,7 @@ def broken(row: int, column: int, value: object) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"it has no rows; at least 8 are required"),
+        ("", r"it is empty; a load test looks like concurrency,input_len,output_len"),
         (HEADER + "\n", r"it has no rows; at least 8 are required"),
         (csv_text(rows=ROWS[:7]), r"it has 7 rows; at least 8 are required"),
         (broken(3, 5, "nan"), r"row 3, column mean_tpot_ms is nan; it must be a finite number"),
@@ -173,7 +173,8 @@ def test_malformed_csv(text: str, message: str, tmp_path: Path) -> None:
         (json.dumps([*runs()[:7], {"date": 1}]), r"row 8, column completed is missing"),
         (
             json.dumps([{"time_to_first_token": 3, "isl_avg": 4}] * 8),
-            r"its 8 rows have isl_avg, time_to_first_token, none of which is known; known are",
+            r"it has isl_avg, time_to_first_token, which is no known load test; the nearest is "
+            r"aiperf .* of which concurrency .* are missing; it looks like {",
         ),
         (json.dumps([run | {"max_concurrency": None} for run in runs()]), r"row 1, .* is missing"),
         (json.dumps([run | {"mean_tpot_ms": True} for run in runs()]), r"mean_tpot_ms is True"),
@@ -216,10 +217,10 @@ def test_files_that_are_not_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(InputError, match=r"it is not a UTF-8 text file"):
         read_sweep(path)
     with path.open("wb") as file:
-        file.truncate(sweep.MAX_FILE_BYTES + 1)
-    with pytest.raises(InputError, match=r"is larger than 64 MiB"):
+        file.truncate(run_files.MAX_FILE_BYTES + 1)
+    with pytest.raises(InputError, match=r"is larger than 256 MiB"):
         read_sweep(path)
-    monkeypatch.setattr(sweep, "MAX_ROWS", 7)
+    monkeypatch.setattr(run_files, "MAX_ROWS", 7)
     with pytest.raises(InputError, match=r"it has 8 rows; at most 7 are allowed"):
         read_sweep(write(tmp_path, csv_text()))
 

@@ -29,6 +29,12 @@ _LLAMA = {
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
     "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
     "tie_word_embeddings": False,
     "vocab_size": 128256,
 }
@@ -37,6 +43,7 @@ _QWEN_MOE = {
     "decoder_sparse_step": 1,
     "head_dim": 128,
     "hidden_size": 2048,
+    "max_position_embeddings": 262144,
     "intermediate_size": 6144,
     "mlp_only_layers": [],
     "moe_intermediate_size": 768,
@@ -53,6 +60,8 @@ _GPT_OSS = {
     "model_type": "gpt_oss",
     "head_dim": 64,
     "hidden_size": 2880,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {"factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn"},
     "intermediate_size": 2880,
     "layer_types": ["sliding_attention", "full_attention"] * 18,
     "num_attention_heads": 64,
@@ -67,6 +76,8 @@ _DEEPSEEK = {
     "model_type": "deepseek_v3",
     "first_k_dense_replace": 3,
     "hidden_size": 7168,
+    "max_position_embeddings": 163840,
+    "rope_scaling": {"factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"},
     "intermediate_size": 18432,
     "kv_lora_rank": 512,
     "moe_intermediate_size": 2048,
@@ -183,6 +194,55 @@ def test_packaged_models_from_their_configs(
     """The same sizes under another name."""
     own = load_model(_file(tmp_path, config))
     assert own == dataclasses.replace(load_model(packaged), name="mine")
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": None, "n_positions": 1024}, 1024),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {
+                    "factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"
+                },
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 4096,
+                "rope_scaling": {"rope_type": "linear", "factor": 2.5},
+            },
+            10240,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_parameters": {"rope_type": "longrope", "factor": 32.0},
+            },
+            131072,
+        ),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_theta": 1e4}}, 4096),
+    ],
+)  # fmt: skip
+def test_context_length(fields: dict[str, Any], tokens: int | None, tmp_path: Path) -> None:
+    """As vLLM derives it: a stretched rotary embedding reaches further, unless the config has
+    counted that already."""
+    config = {key: value for key, value in _LLAMA.items() if key not in _CONTEXT_FIELDS}
+    assert load_model(_file(tmp_path, config | fields)).context_tokens == tokens
+
+
+def test_a_stretch_that_is_no_number(tmp_path: Path) -> None:
+    """It is refused in a sentence."""
+    config = _LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": "two"}}
+    with pytest.raises(InputError, match="rope_scaling: factor is 'two'"):
+        load_model(_file(tmp_path, config))
+
+
+_CONTEXT_FIELDS = ("max_position_embeddings", "rope_scaling")
 
 
 def test_a_file_of_the_packaged_form(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Promises of the models by name."""
 
+import dataclasses
+
 import pytest
 
 from jaxserve.datafiles import load_json
@@ -42,6 +44,34 @@ def test_total_parameters_match_the_model_card(name: str, billions: float) -> No
     model = load_model(name)
     total = model.body_parameters + model.head_parameters + model.embedding_parameters
     assert total / 1e9 == pytest.approx(billions, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("llama-2-7b", 4096),
+        ("llama-2-70b", 4096),
+        ("codellama-34b", 16_384),
+        ("mixtral-8x7b", 32_768),
+        ("qwen2.5-32b", 32_768),
+        ("qwen3-32b", 40_960),
+        ("qwen3-235b-a22b", 40_960),
+        ("llama-3.1-8b", 131_072),
+        ("llama-3.1-70b", 131_072),
+        ("gpt-oss-120b", 131_072),
+        ("deepseek-v3", 163_840),
+        ("qwen3-30b-a3b", 262_144),
+    ],
+)
+def test_context_lengths_are_the_published_ones(name: str, tokens: int) -> None:
+    """``max_position_embeddings`` of each model's config.json."""
+    assert load_model(name).context_tokens == tokens
+
+
+def test_digests_do_not_depend_on_the_context_length() -> None:
+    """They are of the ``repr``: trained weights stay those of the model."""
+    model = load_model("llama-3.1-8b")
+    assert repr(dataclasses.replace(model, context_tokens=None)) == repr(model)
 
 
 def test_an_unknown_name_is_answered_with_the_allowed_ones() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import warnings
 from typing import Any
 
 import numpy as np
@@ -69,27 +70,84 @@ def test_int8_stands_beside_fp8(gpu: str) -> None:
         serve(gpu, "gpt-oss-120b", stack)
 
 
-@given(st.integers(1, 256), st.integers(1, 8192), st.sampled_from(["llama-3.1-70b", "deepseek-v3"]))
-def test_iterations_agree_with_their_columns(batch: int, context: int, model: str) -> None:
+@given(
+    st.integers(1, 256),
+    st.integers(1, 8192),
+    st.sampled_from(["llama-3.1-70b", "deepseek-v3"]),
+    st.integers(1, 600),
+)
+def test_iterations_agree_with_their_columns(
+    batch: int, context: int, model: str, chunk: int
+) -> None:
     """``iteration_s``, which the reference simulator asks, is ``decode_s``, which fills tables;
-    prompt tokens take at least what their launches do."""
+    prompt tokens take at least what their launches do, where no recorded graph has them."""
     cost = _cost(model)
     alone = cost.iteration_s(decode_seqs=batch, kv_tokens=batch * context)
     np.testing.assert_allclose(alone, cost.decode_s(batch, context))
     assert cost.beyond is not None
-    mixed = cost.iteration_s(decode_seqs=batch, kv_tokens=batch * context, chunks=((64, 0),))
-    assert mixed >= max(alone, cost.beyond.eager_s)
+    mixed = cost.iteration_s(decode_seqs=batch, kv_tokens=batch * context, chunks=((chunk, 0),))
+    captured = batch + chunk <= cost.beyond.captured_tokens
+    assert mixed >= max(alone, 0.0 if captured else cost.beyond.eager_s)
 
 
 def test_an_engine_s_time_for_a_row_is_paid_for_each_sequence() -> None:
     """Sampling and sending are of each sequence, on the host of the whole group."""
     gpu, model = serve(H200, "llama-3.1-8b", Stack())
     assert isinstance(gpu, ServedGpu)
-    slow = dataclasses.replace(gpu.engine, row_s=gpu.engine.row_s + 1e-5)
+    slow = dataclasses.replace(gpu.engine, sequence_s=gpu.engine.sequence_s + 1e-5)
     costs = [CostModel.of(each, model, 2) for each in (gpu, dataclasses.replace(gpu, engine=slow))]
     for batch in (1, 64):
         fast_s, slow_s = (float(cost.decode_s(batch, 1000)) for cost in costs)
         assert slow_s - fast_s == pytest.approx(batch * 1e-5)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_drafts_do_not_multiply_the_time_of_a_sequence(depth: int) -> None:
+    """However many tokens of it are verified, a sequence is sampled and sent once."""
+    gpu, model = serve(H200, "llama-3.1-8b", Stack(engine="sglang"))
+    assert isinstance(gpu, ServedGpu)
+    slow = dataclasses.replace(gpu.engine, sequence_s=gpu.engine.sequence_s + 1e-5)
+    costs = [CostModel.of(each, model, 2) for each in (gpu, dataclasses.replace(gpu, engine=slow))]
+    fast_s, slow_s = (
+        cost.iteration_s(decode_seqs=64, kv_tokens=64_000, speculation_depth=depth)
+        for cost in costs
+    )
+    assert slow_s - fast_s == pytest.approx(64 * 1e-5)
+
+
+def test_short_chunks_are_recorded_graphs() -> None:
+    """vLLM's least time of an iteration with prompt tokens begins beyond the sizes it captures: a
+    prompt whose chunks are as short adds no launches."""
+    cost = _cost("llama-3.1-70b", 8)
+    assert cost.beyond is not None and cost.beyond.captured_tokens == 512
+
+    def iteration_s(chunk: int) -> float:
+        return cost.iteration_s(decode_seqs=12, kv_tokens=12_000, chunks=((chunk, 0),))
+
+    assert iteration_s(500) < cost.beyond.eager_s <= iteration_s(501)
+    added_s = [float(cost.prefill_added_s(12, prompt)) for prompt in (500, 501)]
+    assert added_s[0] < added_s[1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked", "measured"),
+    [
+        ("vllm", "0.32.0", "0.19.0"),
+        ("vllm", "0.16.0rc1", "0.15.1"),
+        ("vllm", "0.18.0", None),
+        ("sglang", "0.5.23", "0.5.9"),
+        ("trtllm", "1.2.0", "1.2.0rc6.post3"),
+    ],
+)
+def test_a_version_that_was_not_measured(engine: str, asked: str, measured: str | None) -> None:
+    """It has the constants of the newest measured one before it, and a warning says so."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        times = load_engine(engine, asked)
+    assert times == load_engine(engine, measured or asked)
+    said = [str(each.message) for each in warned]
+    assert bool(said) == (measured is not None)
+    assert all(f"are those of {measured}" in each for each in said)
 
 
 def test_few_tokens_touch_few_experts() -> None:

@@ -8,14 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxserve import cli
 from jaxserve.errors import InputError
-from jaxserve.sim.reference.own_log import Quantity, ServedBy, check_unit, quantities, simulate
+from jaxserve.sim.reference.own_log import (
+    Quantity,
+    ServedBy,
+    check_unit,
+    frontend_of,
+    quantities,
+    simulate,
+    unserved_note,
+)
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.traffic.prompt_blocks import from_ids
 from jaxserve.sim.traffic.request_logs import RequestLog
 from jaxserve.sim.traffic.traces import Trace
+from tests.examples_drawn import FEW
 
 _TABLE = "llama-3.1-8b__h100-sxm-80gb"
 _COST = read_table_file(_TABLE).metadata.cost_model
@@ -60,6 +71,60 @@ def test_what_no_engine_has_room_for_is_counted() -> None:
     refused = log["rejected"] | log["lost"]
     assert 0 < refused.sum() < len(log)
     assert np.isfinite(log["finish_s"][~refused]).all()
+
+
+def test_requests_beyond_the_model_are_rejected() -> None:
+    """Prompt and output together, as vLLM counts; the sentence says how many, and none is an
+    error."""
+    trace = _trace()
+    by = ServedBy(kv_tokens=20_000, context_tokens=1000)
+    log = simulate(trace, _COST, by)
+    np.testing.assert_array_equal(log["rejected"], trace.total_tokens > 1000)
+    note = unserved_note(trace, log, by) or ""
+    assert note.startswith(f"{log['rejected'].sum()} of 60 requests")
+    none = dataclasses.replace(by, context_tokens=10)
+    with pytest.raises(InputError, match=r"none of the 60 requests.*context of 10"):
+        unserved_note(trace, simulate(trace, _COST, none), none)
+    assert unserved_note(trace, log[:0], by) is None
+
+
+@given(st.integers(1, 12), st.integers(1, 2))
+@FEW
+def test_a_closed_loop_keeps_so_many_in_flight(concurrency: int, gpus: int) -> None:
+    """Never more, and always as many while there are others; the next begins when one ends, by a
+    client behind the front end."""
+    trace = _trace(30)
+    by = ServedBy(kv_tokens=20_000, concurrency=concurrency, gpus=gpus, frontend_s=0.01)
+    log = simulate(trace, _COST, by)
+    ended_s = log["finish_s"] + 0.01
+    begun_s = log["arrival_s"]
+    assert (begun_s[:concurrency] == 0.0).all()
+    for time_s in begun_s[concurrency:]:
+        in_flight = ((begun_s <= time_s) & (ended_s > time_s)).sum()
+        assert in_flight <= concurrency
+        assert in_flight == concurrency or time_s == begun_s.max()
+        assert np.isclose(ended_s, time_s).any()
+
+
+def test_a_closed_loop_goes_on_behind_rejected_requests() -> None:
+    """They take no place in it."""
+    by = ServedBy(kv_tokens=20_000, concurrency=2, context_tokens=1000)
+    log = simulate(_trace(), _COST, by)
+    assert np.isfinite(log["finish_s"][~log["rejected"]]).all()
+
+
+@pytest.mark.parametrize("frontend_s", [0.0, 0.014, 0.3])
+def test_the_front_end_of_a_clients_log(frontend_s: float) -> None:
+    """It is found again in a log of requests that seldom wait; an engine's own log has none."""
+    trace = _trace()
+    calm = dataclasses.replace(trace, arrival_s=10.0 * trace.arrival_s)
+    by = ServedBy(kv_tokens=200_000)
+    here, there = (
+        simulate(calm, _COST, dataclasses.replace(by, frontend_s=s)) for s in (0.0, frontend_s)
+    )
+    log = RequestLog(calm, there["ttft_s"], there["tpot_s"], of_client=True)
+    assert frontend_of(log, here) == pytest.approx(frontend_s, abs=1e-6)
+    assert frontend_of(dataclasses.replace(log, of_client=False), here) is None
 
 
 def test_prompts_that_begin_alike_are_found() -> None:
@@ -109,7 +174,8 @@ def test_the_command_says_that_a_clock_was_coarse(
     """Requests are spread over its tick."""
     path = tmp_path / "trace.jsonl"
     rows = [
-        {"timestamp": 3000 * (i // 2), "input_length": 9, "output_length": i + 1} for i in range(40)
+        {"timestamp": 3000 * (i // 2), "input_length": 9, "output_length": i + 1, "hash_ids": [i]}
+        for i in range(40)
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     assert cli.main(["simulate", str(path), "--table", _TABLE, "--batch-cap", "8"]) == 0
@@ -119,20 +185,43 @@ def test_the_command_says_that_a_clock_was_coarse(
 def test_requests_beyond_the_table_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are served as they are, and the command says so."""
+    """They are served as they are, and the command says so, where the model's context allows."""
     path = tmp_path / "log.jsonl"
+    table = tmp_path / "long.parquet"
+    model = tmp_path / "long.json"
+    model.write_text(json.dumps(_LONG_MODEL))
+    build = ["table", "build", "--hardware", "h100-sxm-80gb", "--model", str(model)]
+    assert cli.main([*build, "--out", str(table)]) == 0
     rows = [
-        {"timestamp": 1000 * i, "input_length": n, "output_length": 4}
+        {"timestamp": i, "input_length": n, "output_length": 4, "chat_id": i}
         for i, n in enumerate((500, 200_000))
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
-    options = ["simulate", "--trace", str(path), "--table", _TABLE, "--token-budget", "8192"]
-    assert cli.main(options) == 0
+    options = ["simulate", "--trace", str(path), "--token-budget", "8192"]
+    assert cli.main([*options, "--table", str(table), "--model", str(model)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert (
         "1 of 2 requests are longer, prompt and output together, than the 131,072 tokens" in printed
     )
     assert "the cost model of the table computes them all the same" in printed
+    assert cli.main([*options, "--table", _TABLE]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 of 2 requests (50.0%) are rejected" in printed and "context of 131,072" in printed
+    path.write_text(json.dumps(rows[1]))
+    assert cli.main([*options, "--table", _TABLE]) == 2
+    assert "none of the 1 requests can be served" in capsys.readouterr().err
+
+
+_LONG_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 1_000_000,
+}
 
 
 @pytest.mark.parametrize(("factor", "refused"), [(1e3, True), (1e-3, True), (3.0, False)])

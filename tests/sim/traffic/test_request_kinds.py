@@ -53,7 +53,7 @@ def burstgpt(kinds: tuple[str, ...]) -> str:
 def json_lines(kinds: tuple[str | None, ...], **more: object) -> str:
     """The same in the formats of JSON lines."""
     rows = (
-        {"timestamp": i, "input_length": 10 + i, "output_length": 4, **more}
+        {"timestamp": i, "input_length": 10 + i, "output_length": 4, "hash_ids": [i], **more}
         | ({} if kind is None else {"kind": kind})
         for i, kind in enumerate(kinds)
     )
@@ -120,6 +120,7 @@ RULE = "it must be a text of 1 to 64 printable characters"
         (azure(("a", "b\x07")), rf"line 3, column kind is 'b\\x07'; {RULE}"),
         (azure(("a", "b")).replace("Region", "Kind"), "line 1: column 'kind' appears twice"),
         (burstgpt(("a", "b", "")), "line 4, column Kind: there is no kind"),
+        (json_lines(tuple(map(str, range(1001)))), "column kind: more than 1,000 different texts"),
         (json_lines(("a", None)), "line 2, column kind: there is no kind, which other rows have"),
         (json_lines((None, "a")), "line 1, column kind: there is no kind"),
         (json_lines(("a", " ")), "line 2, column kind: there is no kind"),

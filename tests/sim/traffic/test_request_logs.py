@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
+from jaxserve.sim.traffic import request_logs
 from jaxserve.sim.traffic.request_logs import load_request_log
+from jaxserve.sim.traffic.trace_files.part import TracePart
 
 # Arrival, prompt, output, first and last token; the second is written before the first.
 _REQUESTS = [(12.0, 64, 1, 12.5, 12.5), (10.0, 512, 101, 10.25, 12.25)]
@@ -54,6 +56,7 @@ def test_every_format_gives_the_same(text: str, tmp_path: Path) -> None:
     assert log.trace.prompt_tokens.tolist() == [512, 64]
     assert log.trace.output_tokens.tolist() == [101, 1]
     assert log.trace.skipped == 1
+    assert log.of_client == ("queued_ts" not in text)
     assert log.ttft_s is not None and log.tpot_s is not None
     np.testing.assert_allclose(log.ttft_s, [0.25, 0.5])
     np.testing.assert_allclose(log.tpot_s, [0.02, np.nan])
@@ -77,7 +80,7 @@ def test_a_trace_tells_no_latencies(tmp_path: Path) -> None:
         (_benchmark(itls=[[]]), r"itls is \[\[\]\]; it must be a list with an entry for every"),
         (_benchmark(ttfts=["x", 0.25, 0]), "request 1: ttfts is 'x'; it must be a"),
         (_benchmark(output_lens=[0, 0, 0]), "holds no request that was served"),
-        ("nothing", "neither a JSON object nor a header"),
+        ("nothing", "which is no known trace"),
         ("", "is empty"),
     ],
 )
@@ -130,4 +133,23 @@ def test_results_without_start_times(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result))
     with pytest.raises(InputError, match="does not say when requests were sent"):
+        load_request_log(path)
+
+
+@pytest.mark.parametrize("text", [_engine(), _gateway(), _benchmark()])
+def test_a_part_of_a_log(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latencies go with their requests, and what is left out is counted; more requests than are
+    simulated are refused with the options that take fewer."""
+    path = tmp_path / "log.json"
+    path.write_text(text)
+    log = load_request_log(path, part=TracePart("1s", "1h"))
+    assert log.trace.prompt_tokens.tolist() == [64] and log.trace.arrival_s.tolist() == [0.0]
+    assert log.ttft_s is not None and log.ttft_s.tolist() == [0.5]
+    facts = log.trace.facts
+    assert facts["left_out"] == {"failed": 1, "outside": 1, "not_sampled": 0}
+    assert facts["rows_read"] == 3 and "--from 1s --for 1h of 2 requests" in log.trace.summary
+    with pytest.raises(InputError, match="no request in the part; its last one is at 2 s"):
+        load_request_log(path, part=TracePart("1h"))
+    monkeypatch.setattr(request_logs, "MAX_REQUESTS", 1)
+    with pytest.raises(InputError, match=r"has 2 requests, and at most 1 are .*--for 2h.*--sample"):
         load_request_log(path)

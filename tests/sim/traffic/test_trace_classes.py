@@ -195,7 +195,7 @@ def test_classes_are_prompt_bins() -> None:
         ),
         (
             lambda: to_class_counts(SMALL, ONE_CLASS, window_s=1e-7),
-            "more than .* counts: cut the trace",
+            "more than .* counts: take a part",
         ),
         (lambda: class_map(SMALL, 0), "bins is 0; it must be a whole number from 1 on"),
         (lambda: split_classes(SMALL, by_prompt(10**8)), "leave class bin_1 without requests"),

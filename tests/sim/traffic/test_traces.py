@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.sim.traffic import trace_files
+from jaxserve.sim.traffic.trace_files import reading
+from jaxserve.sim.traffic.trace_files.part import TracePart
 from jaxserve.sim.traffic.traces import Trace, load_trace
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -81,12 +82,12 @@ def test_times_cross_midnight_and_leap_day(write) -> None:
 def test_mooncake_values(write) -> None:
     """Milliseconds become seconds; other keys and fractions of a millisecond do not disturb."""
     text = (
-        '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n'
+        '{"timestamp": 27482, "input_length": 955, "output_length": 52, "hash_ids": [46, 47]}\n'
         '{"output_length": 26.0, "timestamp": 30535.5, "input_length": 6472}\n'
     )
     trace = load_trace(write(text))
     np.testing.assert_allclose(trace.arrival_s, [0.0, 3.0535])
-    assert trace.prompt_tokens.tolist() == [6955, 6472]
+    assert trace.prompt_tokens.tolist() == [955, 6472]
     assert trace.output_tokens.tolist() == [52, 26]
 
 
@@ -128,7 +129,7 @@ def test_unknown_format() -> None:
     """An unknown format's error lists the known ones."""
     with pytest.raises(
         InputError,
-        match="format is 'csv'; it must be one of azure, mooncake, bailian, timed, burstgpt",
+        match="format is 'csv'; it must be one of azure, mooncake, bailian, timed, burstgpt, timed",
     ):
         load_trace(DATA / "azure_small.csv", format="csv")
 
@@ -137,7 +138,7 @@ BAD_CSV = [
     ("", "is empty"),
     (" \n\n", "is empty"),
     (AZURE, "has a header but no rows"),
-    ("time,tokens\n1,2\n", "line 1: neither a JSON object nor a header with known columns"),
+    ("time,tokens\n1,2\n", "line 1: it has time, tokens, which is no known trace; the nearest is"),
     ("TIMESTAMP,ContextTokens\n", "line 1: column 'GeneratedTokens' is missing; the azure"),
     ("Timestamp,Request tokens\n", "line 1: column 'Response tokens' is missing; the burstgpt"),
     (AZURE.strip() + ",TIMESTAMP\n", "line 1: column 'TIMESTAMP' appears twice"),
@@ -157,8 +158,7 @@ BAD_CSV = [
         "line 2, column GeneratedTokens is '20000000'; .* 10000000",
     ),
     (AZURE + f"{FIRST},9{'9' * 30},1\n", "line 2, column ContextTokens is '9999"),
-    (AZURE + f"{FIRST},0,44\n", "line 2, column ContextTokens is 0; it must be at least 1 t"),
-    (AZURE + f"{FIRST},3,0\n", "line 2, column GeneratedTokens is 0; it must be at least 1"),
+    (AZURE + f"{FIRST},0,44\n{LATER},3,0\n", "holds no request with tokens, only failed ones"),
     (
         AZURE + "yesterday,374,44\n",
         "line 2, column TIMESTAMP is 'yesterday'; it must be a time like",
@@ -186,7 +186,7 @@ BAD_CSV = [
     (AZURE + f"{FIRST},3\0,4\n", "line 2: a zero byte, so this is not a text file"),
 ]
 
-ROW = '{"timestamp": 0, "input_length": 3, "output_length": 4}\n'
+ROW = '{"timestamp": 0, "input_length": 3, "output_length": 4, "hash_ids": [5]}\n'
 BAD_JSONL = [
     (ROW + "{\n", "line 2, column 2: not JSON: Expecting property name"),
     (ROW + "\n" + ROW, "line 2, column 1: not JSON: Expecting value"),
@@ -198,7 +198,6 @@ BAD_JSONL = [
     (ROW.replace("3", "null"), "line 1: input_length is None; it must be a whole number"),
     (ROW.replace("3", "true"), "line 1: input_length is True; it must be a whole number"),
     (ROW.replace("3", '"3"'), "line 1: input_length is '3'; it must be a whole number"),
-    (ROW.replace("3", "0"), "line 1, column input_length is 0; it must be at least 1 token"),
     (ROW.replace("3", "9" * 5000), "line 1: a number too long or nesting too deep"),
     ('{"timestamp": ' + "[" * 99_999, "line 1: a number too long or nesting too deep"),
     (ROW.replace(": 0", ": -1"), "line 1: timestamp is -1; it must be a number"),
@@ -241,18 +240,20 @@ def test_requests_of_a_coarse_tick_are_spread_over_it(write) -> None:
     """Ticks of three seconds, one a millisecond short, as in the published Mooncake trace."""
     ticks = [0, 2_999, *range(6_000, 60_000, 3_000)]
     rows = [
-        {"timestamp": tick, "input_length": 9, "output_length": 4} for tick in ticks for _ in "12"
+        {"timestamp": tick, "input_length": 9, "output_length": 4, "hash_ids": [tick]}
+        for tick in ticks
+        for _ in "12"
     ]
     trace = load_trace(
         write(
             "".join(json.dumps(row | {"output_length": i + 1}) + "\n" for i, row in enumerate(rows))
         )
     )
-    assert trace.tick_s == 3.0 and "every 3 s" in (trace.note or "")
+    assert trace.tick_s == 3.0 and "every 3 s" in (trace.note() or "")
     np.testing.assert_allclose(trace.arrival_s[:6], [0.0, 1.4995, 2.999, 4.499, 6.0, 7.5])
     assert trace.arrival_s[-1] == pytest.approx(58.5)
     twice = load_trace(DATA / "azure_small.csv")
-    assert twice.tick_s is None and twice.note is None
+    assert twice.tick_s is None and twice.note() is None
 
 
 @pytest.mark.parametrize("step_s", [0.4, 7.3])
@@ -280,15 +281,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_trace(tmp_path)
 
 
-def test_huge_files_are_refused_before_reading(write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Size in bytes and number of rows are limited."""
+def test_more_requests_than_a_trace_may_have(write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal names the options with which the file is read."""
     path = write(AZURE + f"{FIRST},3,4\n{LATER},3,4\n")
-    monkeypatch.setattr(trace_files, "MAX_TRACE_ROWS", 1)
-    with pytest.raises(InputError, match="has 2 rows; at most 1 are read"):
+    monkeypatch.setattr(reading, "MAX_TRACE_ROWS", 1)
+    with pytest.raises(InputError, match=r"more than 1 requests; take a part .*--for 2h.*--sample"):
         load_trace(path)
-    monkeypatch.setattr(trace_files, "MAX_TRACE_BYTES", 50)
-    with pytest.raises(InputError, match=r"has 104 bytes; at most 50 are read, so cut it first"):
-        load_trace(path)
+    assert len(load_trace(path, part=TracePart(length="1s"))) == 1
 
 
 def test_traces_are_checked_when_built_by_hand() -> None:
@@ -362,58 +361,23 @@ def test_requests_beyond_the_tables_are_counted_and_shortened() -> None:
         np.array([72, 100, 200], np.int32),
     )
     assert trace.beyond_table == (2, 69_028 + 128)
-    assert "2 of 3 requests are longer" in (trace.note or "")
-    assert "69,156 tokens" in (trace.note or "")
+    assert "2 of 3 requests are longer" in (trace.note() or "")
+    assert "69,156 tokens" in (trace.note() or "")
     shorter = trace.within_table()
     assert shorter.prompt_tokens.tolist() == [131_000, 130_972, 130_872]
     assert shorter.output_tokens.tolist() == [72, 100, 200]
     assert shorter.beyond_table == (0, 0)
     assert shorter.within_table() is shorter
-    assert shorter.note is None
+    assert shorter.note() is None
 
 
 PLAIN = "Timestamp,Request tokens,Response tokens\n"
 
 
 def json_lines(times: list[float], **fields: Any) -> str:
+    """Requests at these times in the fields of Mooncake's traces."""
     rows = [{"timestamp": t, "input_length": 40, "output_length": 4} | fields for t in times]
     return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-@given(
-    unit=st.sampled_from(["s", "ms"]),
-    gaps_s=st.lists(st.floats(0.004, 400.0), min_size=12, max_size=40),
-    digits=st.integers(0, 6),
-    named=st.booleans(),
-)
-@example(unit="s", gaps_s=[0.3] * 20, digits=0, named=False)
-@example(unit="s", gaps_s=[0.3] * 20, digits=3, named=False)
-@example(unit="s", gaps_s=[30.0] * 20, digits=3, named=False)
-@example(unit="ms", gaps_s=[0.3] * 20, digits=3, named=False)
-def test_a_unit_is_told_or_asked_for(
-    unit: str, gaps_s: list[float], digits: int, named: bool, tmp_path_factory: Any
-) -> None:
-    """Times in seconds or milliseconds, with any number of digits: what is read are the recorded
-    times, or the file is refused and the unit asked for. A file of whole numbers alone is taken for
-    Mooncake's, in milliseconds, unless it would have over 1,000 requests per second."""
-    factor = 1.0 if unit == "s" else 1e3
-    times = [round(factor * float(at), digits) for at in np.cumsum(gaps_s)]
-    path = tmp_path_factory.getbasetemp() / "unit.jsonl"
-    rows = [json.loads(line) for line in json_lines(times).splitlines()]
-    path.write_text(
-        "\n".join(json.dumps(row | {"input_length": i + 1}) for i, row in enumerate(rows))
-    )
-    whole = all(float(at).is_integer() for at in times)
-    slow = len(times) <= times[-1] - times[0]
-    try:
-        trace = load_trace(path, time_unit=unit if named else None)
-    except InputError as error:
-        assert not named and not whole and "--time-unit" in str(error)
-        return
-    if named or not (unit == "s" and whole and slow):
-        np.testing.assert_allclose(
-            trace.arrival_s, (np.array(times) - times[0]) / factor, atol=1e-6
-        )
 
 
 def test_blocks_of_16_tokens_are_not_mooncakes(write) -> None:
@@ -439,13 +403,15 @@ def test_what_was_understood_is_one_line(write) -> None:
     """Number, length, rate, lengths, and what failed."""
     trace = load_trace(write(PLAIN + "0,100,10\n300,9,0\n600,300,30\n"))
     assert trace.summary == (
-        "2 requests in 10 min, 0.00333/s, prompts of 200 and outputs of 20 tokens on average; "
-        "1 that failed are left out"
+        "2 requests in 10 min, 0.00333/s (times in s), prompts of 200 and outputs of 20 tokens "
+        "on average; 1 that failed are left out"
     )
-    assert trace.note == "1 of 3 requests failed and are left out"
+    assert trace.note() == "1 of 3 requests failed and are left out"
 
 
 def test_an_unknown_log_is_told_from_a_trace(write) -> None:
     """Another tool's file is named by what it has and what is known."""
-    with pytest.raises(InputError, match="line 1 has arrival_time_ns, input_toks; a trace in JSON"):
+    with pytest.raises(
+        InputError, match="line 1: it has arrival_time_ns, input_toks, which is no known trace"
+    ):
         load_trace(write('{"input_toks": 3, "arrival_time_ns": 5}\n'))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,13 @@ from jaxserve.studies.compare.protocol import Case, prepare, reference_objective
 from jaxserve.tasks.spec import load_task
 from tests.sizes import EPISODES
 
-ARGUMENTS = dict(seeds=2, steps=800, episodes=EPISODES, hardware="a100-sxm-80gb", trace=None)
+ARGUMENTS: dict[str, Any] = dict(seeds=2, steps=800, episodes=EPISODES, hardware="a100-sxm-80gb")
 
 
 def case(out: Path, **changes) -> Case:
     """A comparison that takes seconds."""
-    return prepare(changes.pop("task", "static_workload"), out, **ARGUMENTS | changes)
+    task = changes.pop("task", "static_workload")
+    return prepare(task, out, trace=None, recorded=None, **ARGUMENTS | changes)
 
 
 def test_a_task_without_anchors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,31 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.memory import kv_bytes_per_token, weights_bytes
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import Stack
+from jaxserve.studies.fidelity.measurements import shared_data
 from jaxserve.studies.fidelity.served import served_fidelity
-from jaxserve.studies.fidelity.served_fit import Prediction, by_run, fit, fitted_constants
+from jaxserve.studies.fidelity.served_fit import (
+    KV_SHARE,
+    Prediction,
+    by_run,
+    fit,
+    fitted_constants,
+    known_version,
+)
 from jaxserve.studies.fidelity.served_loop import Accepted, Loop
 from jaxserve.studies.fidelity.served_recipes import recipe
-from jaxserve.studies.fidelity.served_rows import FILE, served_rows, shipped
+from jaxserve.studies.fidelity.served_rows import FILE, ServedRow, served_rows, shipped
+
+SHARED = shared_data()
+needs_silicon = pytest.mark.skipif(
+    SHARED is None or not (SHARED / FILE).is_file(),
+    reason="measured servers are absent; set JAXSERVE_SHARED to their directory",
+)
 
 ROW: dict[str, Any] = {
     "silicon_data_source": "",
@@ -247,3 +265,54 @@ def test_what_is_left_out_is_counted_on_the_page(tmp_path: Path) -> None:
     assert everything.check.endswith("all rows but the impossible ones")
     assert everything.detail.startswith("6 rows")
     assert everything.detail.endswith("left out: 1 disaggregated, 1 impossible")
+
+
+@needs_silicon
+@pytest.mark.parametrize("named", [True, False])
+def test_a_stack_is_never_worse_than_none(named: bool) -> None:
+    """On any measured run of a dense model in a format that a GPU's file has without a stack, of
+    three rows or more: with the stack of its version, and for vLLM with no version named.
+
+    SGLang has iterations of its own for prompts, which no table knows: both sides are computed by
+    the closed form there, and by the closed loop that fills tables elsewhere.
+    """
+    assert SHARED is not None
+    rows, _, _ = served_rows(SHARED)
+    rows = [row for row in rows if not isinstance(load_model(row.model), LargeModel)]
+    rows = [row for row in rows if row.stack.formats[0] in _TIER_OF]
+    if not named:
+        rows = [row for row in rows if row.stack.engine == "vllm"]
+    runs: dict[Any, list[ServedRow]] = {}
+    for row in rows:
+        runs.setdefault(row.run, []).append(row)
+    judged = [run for run in runs.values() if len(run) >= 3]
+    assert len(judged) >= (10 if named else 5)
+    for run in judged:
+        errors = np.array([_errors(row, named) for row in run])
+        assert errors[:, 0].mean() <= errors[:, 1].mean(), run[0].run
+
+
+def _errors(row: ServedRow, named: bool) -> tuple[float, float]:
+    """Relative errors of TPOT with a stack and without."""
+    stack = row.stack if named else dataclasses.replace(row.stack, version=None)
+    gpu, model = shipped(row.gpu, row.model, known_version(stack))
+    plain_gpu, plain = load_gpu(row.gpu), load_model(row.model)
+    tier = _TIER_OF[row.stack.formats[0]]
+    loop = Loop(*(np.array([getattr(row, field.name)]) for field in dataclasses.fields(Loop)))
+    found = []
+    for cost, served, at in (
+        (CostModel.of(gpu, model, row.gpus), model, 0),
+        (CostModel.of(plain_gpu, plain, row.gpus), plain, tier),
+    ):
+        left = plain_gpu.memory_bytes - weights_bytes(served, at, row.gpus)
+        kv_tokens = KV_SHARE * left / kv_bytes_per_token(served, False, row.gpus)
+        if gpu.engine.prefill_first and at == 0:
+            seconds = loop.tpot_s(cost, prefill_first=served is model, kv_tokens=kv_tokens)
+        else:
+            seconds = loop.through_table_s(cost, kv_tokens, at)
+        found.append(abs(float(seconds[0]) / row.tpot_s - 1))
+    return found[0], found[1]
+
+
+_TIER_OF = {"bf16": 0, "fp8": 1}
+"""Tiers without a stack: INT8 runs as FP8 does."""

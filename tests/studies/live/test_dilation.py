@@ -26,7 +26,7 @@ from jaxserve.sim.machine.stack import Stack, serve
 from jaxserve.sim.table.build import build
 from jaxserve.sim.table.file import write_table_file
 from jaxserve.spaces import make_action
-from jaxserve.studies.live.dilation import dilated_cost, dilated_table, dilated_task
+from jaxserve.studies.live.dilation import dilated_table, dilated_task
 from jaxserve.studies.live.plan import load_study, study_path
 from jaxserve.tasks.spec import parse_task
 
@@ -53,7 +53,7 @@ def test_an_iteration_is_longer_by_the_factor(
         chunks=((chunk, context),) if chunk else (),
         speculation_depth=depth,
     )
-    slow = dilated_cost(cost, factor)
+    slow = cost.slower(factor)
     assert slow.iteration_s(**load) == pytest.approx(factor * cost.iteration_s(**load), rel=1e-9)
 
 
@@ -116,7 +116,7 @@ def test_both_simulators_serve_them_alike(both: tuple[ServeEnv, ServeEnv], cap: 
         played = rollout(env, policy, episode_keys(1, "test"))
         metrics = jax.tree.map(lambda leaf: np.asarray(leaf[0]), played.timesteps.metrics)
         figures.append(dataclasses.astuple(of_windows(env, metrics).in_gpu_time(factor)))
-        cost = dilated_cost(COST, factor)
+        cost = COST.slower(factor)
         logs.append(reference_rollout(env, policy, episode_key(0, "test"), cost).log)
     assert figures[0] == pytest.approx(figures[1], rel=0.05)
     for name in ("ttft_s", "tpot_s"):
