@@ -101,29 +101,39 @@ class StubEngine(FakeServer):
             body = await request.body()
         except ClientDisconnect:
             return Response()
-        seen = Seen(
-            request.url.path,
-            request.url.query,
-            dict(request.headers),
-            body,
-            asyncio.get_running_loop(),
-        )
+        url, loop = request.url, asyncio.get_running_loop()
+        seen = Seen(url.path, url.query, dict(request.headers), body, loop)
         self.seen.append(seen)
-        asked = seen.json
+        asked = self._asked(seen)
         stub = asked.get("stub", {})
+        headers = stub.get("headers")
         if "status" in stub:
             seen.outcome = "done"
-            headers = stub.get("headers")
             return JSONResponse({"error": {"message": "as asked"}}, stub["status"], headers)
+        if refusal := self._refusal(asked):
+            return refusal
         waits = stub.get("gated") == "head" or (stub.get("gated") and not asked.get("stream"))
         if waits and not await self._goes_on(request, seen):
             return Response()
-        headers = stub.get("headers")
         if asked.get("stream"):
-            parts = self._counted(seen, stream_of(seen.path, asked, seen))
+            parts = self._counted(seen, self._stream(asked, seen))
             return StreamingResponse(parts, media_type="text/event-stream", headers=headers)
         seen.outcome = "done"
-        return JSONResponse(whole_of(seen.path, asked), headers=headers)
+        return JSONResponse(self._whole(asked, seen.path), headers=headers)
+
+    def _asked(self, seen: Seen) -> dict[str, Any]:
+        """The body, with its field ``stub``."""
+        return seen.json
+
+    def _refusal(self, asked: dict[str, Any]) -> Response | None:
+        """What is answered to a request that is not served."""
+        return None
+
+    def _whole(self, asked: dict[str, Any], path: str) -> dict[str, Any]:
+        return whole_of(path, asked)
+
+    def _stream(self, asked: dict[str, Any], seen: Seen) -> AsyncIterator[bytes]:
+        return stream_of(seen.path, asked, seen)
 
     async def _goes_on(self, request: Request, seen: Seen) -> bool:
         """Waits to be allowed; False when the client is gone."""

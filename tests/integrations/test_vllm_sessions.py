@@ -24,6 +24,7 @@ from tests.gateway.recording.client_conversations import (
     DIALECTS,
     Talk,
     anthropic_client,
+    converse,
     google_client,
     openai_client,
 )
@@ -74,7 +75,7 @@ def test_a_conversation_is_one_trace(gateway: RunningGateway, dialect: str, stre
     """A call with reasoning, its result, a last word with reasoning: the second prompt extends the
     first answer token by token, so the model got all that it had said."""
     agent = Agent(gateway)
-    assert DIALECTS[dialect](agent, stream, TALK) == "Done."
+    assert converse(dialect, agent, stream, TALK) == "Done."
     first, second = agent.records()
     assert {first.outcome, second.outcome} == {"completed"} and first.usable and second.usable
     assert second.link.how == EXACT and second.link.in_line

@@ -13,7 +13,7 @@ import pytest
 from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
 from tests.gateway.gateway_thread import Leaver
-from tests.gateway.recording.session_agent import CHAT, Agent, started, user
+from tests.gateway.recording.session_agent import Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import wait_until
 
@@ -27,18 +27,17 @@ from tests.patience import wait_until
     ],
 )
 def test_failures_are_recorded(
-    tokens: TokenEngine, start: Start, tmp_path: Path, stub: Any, status: int, reason: str
+    any_agent: Agent, tokens: TokenEngine, stub: Any, status: int, reason: str
 ) -> None:
     """With what was asked, and nothing follows them in line."""
-    agent = Agent(started(start, tokens, tmp_path))
-    answer = agent.say(user("a"), stub=stub)
+    answer = any_agent.say(user("a"), stub=stub)
     assert answer.status_code == status and "error" in answer.json()
-    (record,) = agent.records()
+    (record,) = any_agent.records()
     assert (record.reason, record.status, record.usable) == (reason, status, False)
     assert record.outcome != "completed" and record.sent == tokens.seen[0].body
-    agent.say(user("a"))
-    assert [one.seq for one in agent.records()] == [1, 2]
-    counts = agent.gateway.control.get(f"/sessions/{agent.id}").json()["counts"]
+    any_agent.say(user("a"))
+    assert [one.seq for one in any_agent.records()] == [1, 2]
+    counts = any_agent.gateway.control.get(f"/sessions/{any_agent.id}").json()["counts"]
     assert (counts["completions"], counts["failures"]) == (1, 1)
 
 
@@ -50,11 +49,8 @@ def test_failures_are_recorded(
         ({"error": True}, "engine_error"),
     ],
 )
-def test_half_a_stream_is_recorded(
-    vllm: TokenEngine, start: Start, tmp_path: Path, stub: Any, reason: str
-) -> None:
+def test_half_a_stream_is_recorded(agent: Agent, stub: Any, reason: str) -> None:
     """With the tokens that came, as a failure."""
-    agent = Agent(started(start, vllm, tmp_path))
     answer = agent.say(user("a"), stream=True, stub=stub)
     assert "error" in answer.text
     (record,) = agent.records()
@@ -62,11 +58,8 @@ def test_half_a_stream_is_recorded(
     assert record.prompt_ids is not None and record.sampled == (1 if "cut" in stub else 3)
 
 
-def test_half_an_answer_takes_no_place_in_line(
-    vllm: TokenEngine, start: Start, tmp_path: Path
-) -> None:
+def test_half_an_answer_takes_no_place_in_line(agent: Agent) -> None:
     """It says what it would have continued; the retry continues it."""
-    agent = Agent(started(start, vllm, tmp_path))
     messages = [user("a"), agent.say(user("a")).json()["choices"][0]["message"], user("b")]
     agent.say(*messages, stream=True, stub={"cut": 1})
     agent.say(*messages)
@@ -75,13 +68,9 @@ def test_half_an_answer_takes_no_place_in_line(
     assert not half.link.in_line and retry.link.in_line
 
 
-def test_a_client_that_leaves_is_recorded(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
+def test_a_client_that_leaves_is_recorded(agent: Agent, vllm: TokenEngine) -> None:
     """With the tokens so far; no place at the engine is lost."""
-    agent = Agent(started(start, vllm, tmp_path))
-    body = {"model": "stub", "messages": [user("a")], "stream": True, "stub": {"gated": True}}
-    first = threading.Thread(target=lambda: (vllm.wait_for(1), vllm.seen[0].allow(1)))
-    first.start()
-    with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
+    with agent.streaming(vllm, user("a")) as answer:
         next(line for line in answer.iter_lines() if '"o"' in line)
     wait_until(lambda: agent.records(), "the record")
     (record,) = agent.records()
@@ -98,12 +87,9 @@ def test_a_time_out_is_recorded(tokens: TokenEngine, start: Start, tmp_path: Pat
     assert (record.outcome, record.reason) == ("failed", "first_byte_timeout")
 
 
-def test_a_full_disk_fails_the_answer(
-    tokens: TokenEngine, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_fails_the_answer(any_agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer counts that is not recorded; later ones do, and the file stays whole."""
-    agent = Agent(started(start, tokens, tmp_path))
-    agent.say(user("a"))
+    any_agent.say(user("a"))
     write = os.write
 
     def full(file: int, data: Any) -> int:
@@ -114,10 +100,10 @@ def test_a_full_disk_fails_the_answer(
 
     with monkeypatch.context() as patch:
         patch.setattr("jaxserve.gateway.recording.records.os.write", full)
-        answer = agent.say(user("b" * 2000))
+        answer = any_agent.say(user("b" * 2000))
         assert answer.status_code == 507 and "not answered" in answer.json()["error"]["message"]
-    agent.say(user("c"))
-    assert [record.seq for record in agent.records()] == [1, 2]
+    any_agent.say(user("c"))
+    assert [record.seq for record in any_agent.records()] == [1, 2]
 
 
 def test_durable_sessions_wait_for_the_disk(

@@ -123,11 +123,10 @@ def test_what_is_no_request_of_a_session(vllm: TokenEngine, start: Start, tmp_pa
 
 
 def test_refusals_that_cannot_be_recorded(
-    vllm: TokenEngine, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Take the place of none that can, and the gateway's own books have them all the same."""
     monkeypatch.setattr(sessions, "_MAX_UNSENT", 1)
-    agent = Agent(started(start, vllm, tmp_path))
     agent.gateway.app.in_flight.stop(60.0)
     add = RecordFile.add
 
@@ -157,16 +156,11 @@ def test_an_engine_that_is_away_got_nothing(start: Start, tmp_path: Path) -> Non
 
 
 def test_refusals_do_not_fill_the_disk(
-    vllm: TokenEngine,
-    start: Start,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of each the beginning stays, of all a number, over restarts too; what is answered is recorded
     all the same."""
     monkeypatch.setattr(sessions, "_MAX_UNSENT", 3)
-    agent = Agent(started(start, vllm, tmp_path))
     for _ in range(5):
         assert post(agent, "é".encode() * 500_000).status_code == 400
     assert "no more are kept" in caplog.text

@@ -179,103 +179,83 @@ def test_bad_folders(tmp_path: Path) -> None:
         SessionStore(tmp_path / "folder")
 
 
-def test_the_routes(start: Start, tmp_path: Path) -> None:
+def test_the_routes(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
     """Make, list, look at, read, close, delete; each refusal in one sentence."""
-    with TokenEngine("vllm") as engine:
-        gateway = started(start, engine, tmp_path)
-        agent = Agent(gateway, id="run-1", metadata={"task": "t"}, durable=True)
-        agent.say(user("a"))
-        agent.say(user("b"))
-        control = gateway.control
-        shown = control.get("/sessions/run-1").json()
-        assert shown["counts"] == {"completions": 2, "sampled": 6, "failures": 0}
-        assert (shown["metadata"], shown["durable"], shown["closed"]) == (
-            {"task": "t"},
-            True,
-            False,
-        )
-        assert control.get("/sessions").json() == {"sessions": [shown]}
-        rows = control.get("/sessions/run-1/completions").text.splitlines()
-        assert [json.loads(row)["seq"] for row in rows] == [1, 2]
-        part = control.get("/sessions/run-1/completions", params={"after": 1, "limit": 5})
-        assert part.text.splitlines() == rows[1:]
-        closed = control.post("/sessions/run-1/close").json()
-        assert closed == {**shown, "closed": True}
-        for asked, words in (
-            ({"id": "run-1"}, "must be new"),
-            ({"name": "x"}, "field 'name' is unknown"),
-            ({"durable": 1}, "must be true or false"),
-            ([], "must be a JSON object"),
-        ):
-            answer = control.post("/sessions", json=asked)
-            assert answer.status_code == 400 and words in answer.json()["error"]
-        assert control.delete("/sessions/run-1").status_code == 204
-        assert control.get("/sessions/run-1").status_code == 404
-        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    described = {"id": "run-1", "metadata": {"task": "t"}, "durable": True}
+    agent = Agent(started(start, vllm, tmp_path), **described)
+    agent.say(user("a"))
+    agent.say(user("b"))
+    control = agent.gateway.control
+    shown = control.get("/sessions/run-1").json()
+    assert shown["counts"] == {"completions": 2, "sampled": 6, "failures": 0}
+    assert shown.items() >= (described | {"closed": False}).items()
+    assert control.get("/sessions").json() == {"sessions": [shown]}
+    rows = control.get("/sessions/run-1/completions").text.splitlines()
+    assert [json.loads(row)["seq"] for row in rows] == [1, 2]
+    part = control.get("/sessions/run-1/completions", params={"after": 1, "limit": 5})
+    assert part.text.splitlines() == rows[1:]
+    assert control.post("/sessions/run-1/close").json() == {**shown, "closed": True}
+    for asked, words in (
+        ({"id": "run-1"}, "must be new"),
+        ({"name": "x"}, "field 'name' is unknown"),
+        ({"durable": 1}, "must be true or false"),
+        ([], "must be a JSON object"),
+    ):
+        answer = control.post("/sessions", json=asked)
+        assert answer.status_code == 400 and words in answer.json()["error"]
+    assert control.delete("/sessions/run-1").status_code == 204
+    assert control.get("/sessions/run-1").status_code == 404
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_events_tell_what_happens(start: Start, tmp_path: Path) -> None:
+def test_events_tell_what_happens(agent: Agent) -> None:
     """What was before and what comes, once each; after the one that is named; to the end."""
-    with TokenEngine("vllm") as engine:
-        agent = Agent(started(start, engine, tmp_path))
-        agent.say(user("a"))
-        route = f"/sessions/{agent.id}/events"
-        seen: list[dict[str, Any]] = []
-        ready = threading.Event()
+    agent.say(user("a"))
+    route = f"/sessions/{agent.id}/events"
+    seen: list[dict[str, Any]] = []
+    ready = threading.Event()
 
-        def listen() -> None:
-            with agent.gateway.control.stream("GET", route) as answer:
-                for line in answer.iter_lines():
-                    if line.startswith("data: {"):
-                        seen.append(json.loads(line[6:]))
-                        ready.set()
+    def listen() -> None:
+        with agent.gateway.control.stream("GET", route) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    seen.append(json.loads(line[6:]))
+                    ready.set()
 
-        listener = threading.Thread(target=listen)
-        listener.start()
-        assert ready.wait(PATIENCE_S)
-        agent.say(user("a"), {"role": "assistant", "content": "ok"}, user("b"))
-        agent.gateway.control.post(f"/sessions/{agent.id}/close")
-        listener.join(PATIENCE_S)
-        *events, end = seen
-        assert [event["seq"] for event in events] == [1, 2] and end == {}
-        assert (events[1]["parent"], events[1]["how"], events[1]["sampled"]) == ([1, 0], "exact", 3)
-        late = agent.gateway.control.get(route, headers={"last-event-id": "1"}).text
-        assert "id: 2" in late and "id: 1\n" not in late and "event: end" in late
+    listener = threading.Thread(target=listen)
+    listener.start()
+    assert ready.wait(PATIENCE_S)
+    agent.say(user("a"), {"role": "assistant", "content": "ok"}, user("b"))
+    agent.gateway.control.post(f"/sessions/{agent.id}/close")
+    listener.join(PATIENCE_S)
+    *events, end = seen
+    assert [event["seq"] for event in events] == [1, 2] and end == {}
+    assert (events[1]["parent"], events[1]["how"], events[1]["sampled"]) == ([1, 0], "exact", 3)
+    late = agent.gateway.control.get(route, headers={"last-event-id": "1"}).text
+    assert "id: 2" in late and "id: 1\n" not in late and "event: end" in late
 
 
-def test_a_deleted_session_gets_no_record(start: Start, tmp_path: Path) -> None:
+def test_a_deleted_session_gets_no_record(agent: Agent, vllm: TokenEngine, tmp_path: Path) -> None:
     """Not even from a request that was on its way; the answer passes."""
-    with TokenEngine("vllm") as engine:
-        agent = Agent(started(start, engine, tmp_path))
-        body = {"model": "stub", "messages": [user("a")], "stream": True, "stub": {"gated": True}}
-        first = threading.Thread(target=lambda: (engine.wait_for(1), engine.seen[0].allow(1)))
-        first.start()
-        with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
-            agent.gateway.control.delete(f"/sessions/{agent.id}")
-            engine.seen[0].allow()
-            assert answer.read().endswith(b"data: [DONE]\n\n")
-        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    with agent.streaming(vllm, user("a")) as answer:
+        agent.gateway.control.delete(f"/sessions/{agent.id}")
+        vllm.seen[0].allow()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_an_answer_after_the_close_is_recorded(start: Start, tmp_path: Path) -> None:
+def test_an_answer_after_the_close_is_recorded(agent: Agent, vllm: TokenEngine) -> None:
     """Its request was there before; number and link go on from what was said."""
-    with TokenEngine("vllm") as engine:
-        agent = Agent(started(start, engine, tmp_path))
-        said = agent.say(user("a")).json()["choices"][0]["message"]
-        messages = [user("a"), said, user("b")]
-        body = {"model": "stub", "messages": messages, "stream": True, "stub": {"gated": True}}
-        first = threading.Thread(target=lambda: (engine.wait_for(2), engine.seen[1].allow(1)))
-        first.start()
-        with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
-            first.join()
-            agent.gateway.control.post(f"/sessions/{agent.id}/close")
-            engine.seen[1].allow()
-            answer.read()
-        _, second = agent.records()
-        assert second.outcome == "completed"
-        assert (second.seq, second.link.parent, second.link.how) == (2, (1, 0), "exact")
-        shown = agent.gateway.control.get(f"/sessions/{agent.id}").json()
-        assert shown["closed"] and shown["counts"]["completions"] == 2
+    said = agent.say(user("a")).json()["choices"][0]["message"]
+    with agent.streaming(vllm, user("a"), said, user("b")) as answer:
+        agent.gateway.control.post(f"/sessions/{agent.id}/close")
+        vllm.seen[1].allow()
+        answer.read()
+    _, second = agent.records()
+    assert second.outcome == "completed"
+    assert (second.seq, second.link.parent, second.link.how) == (2, (1, 0), "exact")
+    shown = agent.gateway.control.get(f"/sessions/{agent.id}").json()
+    assert shown["closed"] and shown["counts"]["completions"] == 2
 
 
 def test_kill_minus_9(tmp_path: Path) -> None:
