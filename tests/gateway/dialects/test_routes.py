@@ -28,6 +28,7 @@ from jaxserve.gateway.dialects.routes import (
 from jaxserve.gateway.http.errors import RequestError
 from jaxserve.gateway.http.json_http import json_object
 from tests.gateway.dialects.conversations import plain_json
+from tests.gateway.dialects.test_fields import SAMPLES, TOP
 
 ASK = [{"role": "user", "content": "hello"}]
 BODIES = {
@@ -142,124 +143,18 @@ def test_a_stream_needs_events() -> None:
             sent(path, BODIES["/v1beta/models/m:generateContent"], query)
 
 
-_IMAGE = {"type": "base64", "media_type": "image/png", "data": "AA=="}
-_SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
-_GOOGLE = {
-    "systemInstruction": {"parts": [{"text": "a"}]},
-    "contents": [
-        {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": "AA"}}]},
-        {
-            "role": "model",
-            "parts": [
-                {"text": "a", "thought": True},
-                {"functionCall": {"id": "c", "name": "f", "args": {}}, "thoughtSignature": "a"},
-            ],
-        },
-        {
-            "role": "user",
-            "parts": [{"functionResponse": {"id": "c", "name": "f", "response": {"output": "a"}}}],
-        },
-        {"role": "user", "parts": [{"fileData": {"fileUri": "a", "mimeType": "image/png"}}]},
-    ],
-    "tools": [
-        {
-            "functionDeclarations": [
-                {
-                    "name": "f",
-                    "description": "F",
-                    "parameters": {
-                        "type": "OBJECT",
-                        "properties": {"a": {"type": "ARRAY", "items": {"type": "STRING"}}},
-                        "anyOf": [{"type": "OBJECT"}],
-                        "maxItems": "3",
-                    },
-                }
-            ]
-        }
-    ],
-    "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
-    "generationConfig": {
-        "responseMimeType": "application/json",
-        "responseSchema": {"type": "OBJECT"},
-        "responseModalities": ["TEXT"],
-        "thinkingConfig": {"thinkingBudget": 5, "thinkingLevel": "LOW", "includeThoughts": True},
-    },
-}
-_ANTHROPIC = {
-    **BODIES["/v1/messages"],
-    "system": [{"type": "text", "text": "a"}],
-    "messages": [
-        {"role": "user", "content": [{"type": "image", "source": _IMAGE}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "a", "signature": "b"},
-                {"type": "tool_use", "id": "t", "name": "f", "input": {}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "t", "content": [], "is_error": True},
-                {"type": "document", "title": "a", "source": {"type": "content", "content": []}},
-                {"type": "search_result", "title": "a", "source": "b", "content": []},
-            ],
-        },
-    ],
-    "tools": [{"type": "custom", "name": "f", "description": "F", "input_schema": _SCHEMA}],
-    "tool_choice": {"type": "tool", "name": "f"},
-    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
-    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}},
-}
-_RESPONSES = {
-    **BODIES["/v1/responses"],
-    "instructions": "a",
-    "input": [
-        {"role": "user", "content": [{"type": "input_image", "image_url": "a", "detail": "low"}]},
-        {"type": "reasoning", "summary": [{"text": "a"}], "encrypted_content": "b"},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
-        {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": []},
-        {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "a"},
-        {"type": "custom_tool_call_output", "call_id": "d", "output": "a"},
-    ],
-    "tools": [
-        {"type": "function", "name": "f", "description": "F", "parameters": _SCHEMA},
-        {"type": "custom", "name": "g", "format": {"definition": "a"}},
-        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
-    ],
-    "tool_choice": {
-        "type": "allowed_tools",
-        "mode": "auto",
-        "tools": [{"name": "f", "namespace": "n"}],
-    },
-    "include": ["reasoning.encrypted_content"],
-    "reasoning": {"effort": "low"},
-    "text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}},
-}
-_CHAT = {
-    **BODIES["/v1/chat/completions"],
-    "messages": [
-        {"role": "system", "content": "a"},
-        {"role": "developer", "content": [{"type": "text", "text": "b"}]},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]},
-        {"role": "assistant", "content": None, "reasoning": "a", "tool_calls": [{"id": "c"}]},
-        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a"}]},
-    ],
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}],
-    "stream": True,
-    "stream_options": {"include_usage": True},
-    "modalities": ["text"],
-}
-_RICH = {
-    "/v1/chat/completions": _CHAT,
-    "/v1/messages": _ANTHROPIC,
-    "/v1/messages/count_tokens": _ANTHROPIC,
-    "/v1/responses": _RESPONSES,
-    "/v1/responses/input_tokens": _RESPONSES,
-    "/v1beta/models/m:generateContent": _GOOGLE,
-    "/v1beta/models/m:countTokens": {"generateContentRequest": _GOOGLE},
-}
+def rich(path: str) -> dict[str, Any]:
+    """A request with every field that its dialect reads."""
+    dialect = dialect_of(path).name
+    fields = SAMPLES[dialect]["read"]
+    if dialect != "google":
+        return BODIES[path] | fields | {"stream": True}
+    config = {name: fields[name] for name in fields if name not in TOP}
+    body = {name: fields[name] for name in TOP if name in fields} | {"generationConfig": config}
+    return {"generateContentRequest": body} if counts_tokens(path) else body
+
+
+_RICH = {path: rich(path) for path in BODIES}
 
 
 def places(value: object, here: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

@@ -27,37 +27,33 @@ from tests.gateway.recording.session_agent import CHAT, Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.anyio
+
 
 def bearer(key: str) -> Any:
     """Headers as the server has them."""
     return [(b"authorization", f"Bearer {key}".encode())]
 
 
-def test_a_session_outlives_its_gateway(tmp_path: Path) -> None:
+async def test_a_session_outlives_its_gateway(tmp_path: Path) -> None:
     """Key, description and what is closed."""
-
-    async def shown(sessions: SessionStore) -> list[Any]:
-        return [await sessions.described(session) for session in sessions]
-
-    async def first() -> tuple[str, str, list[Any]]:
-        sessions = SessionStore(tmp_path)
-        _, key = await sessions.create("one", durable=True, metadata={"task": "t"})
-        closed, other = await sessions.create("two", durable=False, metadata={})
-        await sessions.close(closed)
-        found = await shown(sessions)
-        sessions.shut()
-        return key, other, found
-
-    key, other, before = asyncio.run(first())
+    sessions = SessionStore(tmp_path)
+    _, key = await sessions.create("one", durable=True, metadata={"task": "t"})
+    closed, other = await sessions.create("two", durable=False, metadata={})
+    await sessions.close(closed)
+    before = [await sessions.described(session) for session in sessions]
+    sessions.shut()
     again = SessionStore(tmp_path)
     found = again.of(bearer(key))
     assert found is not None and found.info.id == "one" and found.info.durable
     assert again.of(bearer(other)) is None
-    assert asyncio.run(shown(again)) == before
+    assert [await again.described(session) for session in again] == before
     again.shut()
 
 
-def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_are_read_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once for all who wait for them, while the loop goes on; what cannot be read is said."""
     threads: list[int] = []
     going = threading.Event()
@@ -71,26 +67,22 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
             super().__init__(path)
 
     monkeypatch.setattr(one, "_OpenRecords", Slow)
-
-    async def go() -> None:
-        sessions = SessionStore(tmp_path)
-        session, _ = await sessions.create("one", durable=False, metadata={})
-        asking = [asyncio.create_task(sessions.described(session)) for _ in range(3)]
-        while not threads:
-            await asyncio.sleep(0.001)
-        going.set()
-        found = await asyncio.gather(*asking)
-        assert [each["counts"]["completions"] for each in found] == [0, 0, 0]
-        assert len(threads) == 1 and threads[0] != threading.get_ident()
-        broken, _ = await sessions.create("two", durable=False, metadata={})
-        broken.path.write_text("no record\n")
-        with pytest.raises(one.NotRecorded):
-            async with sessions.entered(broken):
-                pass
-        assert broken.inside == 0
-        sessions.shut()
-
-    asyncio.run(go())
+    sessions = SessionStore(tmp_path)
+    session, _ = await sessions.create("one", durable=False, metadata={})
+    asking = [asyncio.create_task(sessions.described(session)) for _ in range(3)]
+    while not threads:
+        await asyncio.sleep(0.001)
+    going.set()
+    found = await asyncio.gather(*asking)
+    assert [each["counts"]["completions"] for each in found] == [0, 0, 0]
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
+    broken, _ = await sessions.create("two", durable=False, metadata={})
+    broken.path.write_text("no record\n")
+    with pytest.raises(one.NotRecorded):
+        async with sessions.entered(broken):
+            pass
+    assert broken.inside == 0
+    sessions.shut()
 
 
 def test_one_gateway_at_a_time(tmp_path: Path) -> None:
@@ -112,22 +104,18 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
     sessions.shut()
 
 
-def test_a_name_is_given_once(tmp_path: Path) -> None:
+async def test_a_name_is_given_once(tmp_path: Path) -> None:
     """The second maker would get the first one's records, also if both ask at the same time."""
-
-    async def go() -> None:
-        sessions = SessionStore(tmp_path)
-        asked = [sessions.create("one", durable=False, metadata={}) for _ in range(4)]
-        made = await asyncio.gather(*asked, return_exceptions=True)
-        refused = [each for each in made if isinstance(each, InputError)]
-        assert len(refused) == 3 and len(list(sessions)) == 1
-        assert all("id is 'one'; it must be new" in str(each) for each in refused)
-        sessions.shut()
-
-    asyncio.run(go())
+    sessions = SessionStore(tmp_path)
+    asked = [sessions.create("one", durable=False, metadata={}) for _ in range(4)]
+    made = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [each for each in made if isinstance(each, InputError)]
+    assert len(refused) == 3 and len(list(sessions)) == 1
+    assert all("id is 'one'; it must be new" in str(each) for each in refused)
+    sessions.shut()
 
 
-def test_the_loop_goes_on_while_the_disk_writes(
+async def test_the_loop_goes_on_while_the_disk_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other requests are answered while a session is made, closed or deleted; one that is deleted
@@ -146,25 +134,22 @@ def test_the_loop_goes_on_while_the_disk_writes(
             await asyncio.sleep(0.001)
         writing.clear()
 
-    async def go() -> None:
-        sessions = SessionStore(tmp_path)
-        making = asyncio.create_task(sessions.create("one", durable=True, metadata={}))
-        await written()
-        assert not list(sessions)
-        going.set()
-        session, _ = await making
-        going.clear()
-        writing.clear()
-        closing = asyncio.create_task(sessions.close(session))
-        await written()
-        deleting = asyncio.create_task(sessions.delete(session))
-        await asyncio.sleep(0)
-        assert not list(sessions)
-        going.set()
-        await asyncio.gather(closing, deleting)
-        sessions.shut()
-
-    asyncio.run(go())
+    sessions = SessionStore(tmp_path)
+    making = asyncio.create_task(sessions.create("one", durable=True, metadata={}))
+    await written()
+    assert not list(sessions)
+    going.set()
+    session, _ = await making
+    going.clear()
+    writing.clear()
+    closing = asyncio.create_task(sessions.close(session))
+    await written()
+    deleting = asyncio.create_task(sessions.delete(session))
+    await asyncio.sleep(0)
+    assert not list(sessions)
+    going.set()
+    await asyncio.gather(closing, deleting)
+    sessions.shut()
     assert os.listdir(tmp_path) == [".lock"]
 
 
