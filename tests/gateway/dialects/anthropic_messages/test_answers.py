@@ -9,7 +9,7 @@ import pytest
 from jaxserve.gateway.dialects.anthropic_messages import answers as anthropic_answers
 from jaxserve.gateway.dialects.anthropic_messages import requests as anthropic_messages
 from jaxserve.gateway.dialects.canonical import Chat, Completion, CompletionChoice, Counts, ToolCall
-from jaxserve.gateway.dialects.deltas import Arguments, CallStart, Finish, deltas_of
+from jaxserve.gateway.dialects.deltas import deltas_of
 from jaxserve.gateway.dialects.request_fields import INVALID_ARGUMENTS
 from jaxserve.gateway.dialects.sealed_reasoning import sealed
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
@@ -113,32 +113,6 @@ def test_events() -> None:
     assert events[-2]["usage"]["input_tokens"] == 10
 
 
-def test_two_calls() -> None:
-    """Are two blocks, each with its arguments, also where they come in pieces; without text there
-    is no block of text."""
-    calls = (ToolCall("c0", "f", '{"q":"a"}'), ToolCall("c1", "g", '{"q":"b"}'))
-    completion = Completion((CompletionChoice(calls=calls, finish="tool_calls"),))
-    body = anthropic_answers.answer_body(to_chat(), completion)
-    assert [(one["type"], one["id"], one["input"]) for one in body["content"]] == [
-        ("tool_use", "c0", {"q": "a"}),
-        ("tool_use", "c1", {"q": "b"}),
-    ]
-    deltas: list[Any] = []
-    for number, call in enumerate(calls):
-        deltas.append(CallStart(0, number, call.id, call.name))
-        deltas += [Arguments(0, number, part) for part in (call.arguments[:4], call.arguments[4:])]
-    events = written(
-        anthropic_answers.MessagesEventWriter(to_chat()), [*deltas, Finish(0, "tool_calls")]
-    )
-    kinds = [
-        (event["type"].removeprefix("content_block_"), event["index"]) for event in events[1:-2]
-    ]
-    part = ["start", "delta", "delta", "stop"]
-    assert kinds == [(kind, number) for number in (0, 1) for kind in part]
-    told = [event["delta"]["partial_json"] for event in events[:-2] if "delta" in event]
-    assert told == ['{"q"', ':"a"}', '{"q"', ':"b"}']
-
-
 def test_counts_that_come_early() -> None:
     """Stand in the stream's first event."""
     choice = CompletionChoice(0, "hi", finish="stop")
@@ -146,8 +120,3 @@ def test_counts_that_come_early() -> None:
     events = written(anthropic_answers.MessagesEventWriter(to_chat()), deltas)
     assert events[0]["message"]["usage"]["input_tokens"] == 10
     assert events[-2]["usage"]["output_tokens"] == 5
-
-
-def test_a_count() -> None:
-    """The number alone."""
-    assert anthropic_answers.count_body(7) == {"input_tokens": 7}

@@ -133,8 +133,3 @@ def test_events() -> None:
     ]
     assert ["usageMetadata" in event for event in events] == [False] * 5 + [True]
     assert google_answers.GoogleEventWriter(to_chat()).feed(deltas[:1]).endswith(b"\r\n\r\n")
-
-
-def test_a_count() -> None:
-    """The number alone."""
-    assert google_answers.count_body(7) == {"totalTokens": 7}
