@@ -8,7 +8,7 @@ It is a real HTTP server in a thread, with the routes and the streams of vLLM. `
 - ``cut``: the connection breaks after so many tokens.
 - ``usage``: False tells none in a stream although it was asked for.
 - ``error``: True fails inside the stream, as vLLM does.
-- ``pad``: bytes that each token is longer.
+- ``pad``: bytes that each token is longer; ``blank``: True gives tokens without text.
 - ``headers``: more headers of the answer.
 """
 
@@ -202,7 +202,7 @@ async def stream_of(path: str, asked: dict[str, Any], seen: Seen | None) -> Asyn
             await seen.gate.acquire()
         if place == stub.get("cut"):
             raise RuntimeError("the connection breaks, as asked")
-        yield token(f"t{place} " + "x" * stub.get("pad", 0))
+        yield token("" if stub.get("blank") else f"t{place} " + "x" * stub.get("pad", 0))
     if stub.get("error"):
         yield event({"error": {"message": "the engine failed", "code": 500}})
     include = (asked.get("stream_options") or {}).get("include_usage")
