@@ -126,6 +126,8 @@ def test_a_lease_ends_by_itself(ask: Ask) -> None:
         ("PUT", "control", {"content": b"{"}, 400),
         ("PUT", "control", {"content": b" " * 20_000}, 413),
         ("GET", "steps?after=-1", {}, 400),
+        ("GET", "steps?after=%C2%B2", {}, 400),
+        ("PUT", "control", {"json": {"lease_s": 5, "knobs": {"cap": 1}}}, 400),
         ("GET", "control", {"headers": {}}, 401),
         ("PUT", "control", {"headers": {"authorization": "Bearer no"}}, 401),
         ("DELETE", "control", {"headers": {}}, 401),

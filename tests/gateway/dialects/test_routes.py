@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.gateway.dialects.anthropic_messages import MESSAGES
-from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts
+from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts, ToolCall
 from jaxserve.gateway.dialects.deltas import deltas_of
 from jaxserve.gateway.dialects.dialect import ModelCard, Usage
 from jaxserve.gateway.dialects.google_generate import GOOGLE
@@ -27,7 +28,7 @@ from jaxserve.gateway.dialects.routes import (
 )
 from jaxserve.gateway.http.errors import RequestError
 from jaxserve.gateway.http.json_http import json_object
-from tests.gateway.dialects.conversations import plain_json
+from tests.gateway.dialects.conversations import NOW_S, plain_json
 from tests.gateway.dialects.test_fields import SAMPLES, TOP
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -46,13 +47,15 @@ COUNTED = {
     "/v1/responses/input_tokens": {"object": "response.input_tokens", "input_tokens": 7},
     "/v1beta/models/m:countTokens": {"totalTokens": 7},
 }
+WHOLE: dict[str, Any] = orjson.loads(Path(__file__).with_name("whole_answers.json").read_bytes())
+"""Requests and whole answers to them, by path."""
 SAID = Completion((CompletionChoice(0, "hi", "hm", finish="stop"),), Counts(10, 5))
 
 
 def sent(path: str, body: object, query: bytes = b"alt=sse") -> AnswerTranslator:
     """The way back of a request."""
     chat, answerer = translate(
-        path, query, json_object(orjson.dumps(body)), answer_id="id1", unix_s=5
+        path, query, json_object(orjson.dumps(body)), answer_id="id1", unix_s=NOW_S
     )
     assert answerer.chat is chat
     return answerer
@@ -69,6 +72,19 @@ def test_every_path(path: str) -> None:
     assert answerer.chat.streamed == ("stream" in path)
     if path in COUNTED:
         assert orjson.loads(answerer.counted(7)) == COUNTED[path]
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_a_whole_answer(path: str) -> None:
+    """Every field of it: a call behind text and reasoning, reasoning cut off, and a call alone."""
+    call = ToolCall("c0", "f", '{"a":1}')
+    logprobs = ({"token": "hi", "logprob": -0.25},)
+    first = CompletionChoice(0, "hi", "hm", "", (call,), "tool_calls", None, logprobs)
+    second = CompletionChoice(1, reasoning="cut", finish="length")
+    third = CompletionChoice(2, calls=(call,), finish="tool_calls")
+    answerer = sent(path, WHOLE[path]["request"])
+    found = answerer.whole(Completion((first, second, third), Counts(10, 5, 4, 2)))
+    assert orjson.loads(found) == WHOLE[path]["answer"]
 
 
 @pytest.mark.parametrize("path", [path for path in BODIES if path not in COUNTED])

@@ -11,7 +11,6 @@ from jaxserve.gateway.dialects.anthropic_messages import requests as anthropic_m
 from jaxserve.gateway.dialects.canonical import Chat, Completion, CompletionChoice, Counts, ToolCall
 from jaxserve.gateway.dialects.deltas import deltas_of
 from jaxserve.gateway.dialects.request_fields import INVALID_ARGUMENTS
-from jaxserve.gateway.dialects.sealed_reasoning import sealed
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
 from tests.gateway.dialects.conversations import asked
 from tests.gateway.dialects.streams import written
@@ -24,32 +23,6 @@ def to_chat(**fields: Any) -> Chat:
     ask = [{"role": "user", "content": "hello"}]
     given = asked({"model": "m", "max_tokens": 9, "messages": ask, **fields})
     return anthropic_messages.to_chat(given, TemplatePolicy())
-
-
-def test_a_whole_answer() -> None:
-    """Every field of it; what was cached is counted apart."""
-    choice = CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
-    body = anthropic_answers.answer_body(to_chat(), Completion((choice,), Counts(10, 5, 4, 2)))
-    assert body == {
-        "id": "msg_id1",
-        "type": "message",
-        "role": "assistant",
-        "model": "m",
-        "content": [
-            {"type": "thinking", "thinking": "hm", "signature": sealed("hm")},
-            {"type": "text", "text": "hi"},
-            {"type": "tool_use", "id": "c0", "name": "f", "input": {"a": 1}},
-        ],
-        "stop_reason": "tool_use",
-        "stop_sequence": None,
-        "usage": {
-            "input_tokens": 6,
-            "output_tokens": 5,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 4,
-            "output_tokens_details": {"thinking_tokens": 2},
-        },
-    }
 
 
 @pytest.mark.parametrize(
@@ -83,34 +56,6 @@ def test_arguments_that_are_no_object() -> None:
         choice = CompletionChoice(calls=(ToolCall("c0", "f", written_down),), finish="tool_calls")
         body = anthropic_answers.answer_body(to_chat(), Completion((choice,)))
         assert body["content"][0]["input"] == {INVALID_ARGUMENTS: written_down}
-
-
-def test_events() -> None:
-    """All of a stream, in their order."""
-    choice = CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
-    deltas = deltas_of(Completion((choice,), Counts(10, 5)))
-    events = written(anthropic_answers.MessagesEventWriter(to_chat()), deltas)
-    told = [
-        (event["type"], event.get("index"), event.get("delta", event.get("content_block")))
-        for event in events
-    ]
-    assert told == [
-        ("message_start", None, None),
-        ("content_block_start", 0, {"type": "thinking", "thinking": "", "signature": ""}),
-        ("content_block_delta", 0, {"type": "thinking_delta", "thinking": "hm"}),
-        ("content_block_delta", 0, {"type": "signature_delta", "signature": sealed("hm")}),
-        ("content_block_stop", 0, None),
-        ("content_block_start", 1, {"type": "text", "text": ""}),
-        ("content_block_delta", 1, {"type": "text_delta", "text": "hi"}),
-        ("content_block_stop", 1, None),
-        ("content_block_start", 2, {"type": "tool_use", "id": "c0", "name": "f", "input": {}}),
-        ("content_block_delta", 2, {"type": "input_json_delta", "partial_json": '{"a":1}'}),
-        ("content_block_stop", 2, None),
-        ("message_delta", None, {"stop_reason": "tool_use", "stop_sequence": None}),
-        ("message_stop", None, None),
-    ]
-    assert events[0]["message"]["usage"]["input_tokens"] == 0
-    assert events[-2]["usage"]["input_tokens"] == 10
 
 
 def test_counts_that_come_early() -> None:
