@@ -172,11 +172,8 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
 
 def usage_of(tokens: int) -> dict[str, int]:
     """As chat and completions tell it."""
-    return {
-        "prompt_tokens": PROMPT_TOKENS,
-        "completion_tokens": tokens,
-        "total_tokens": PROMPT_TOKENS + tokens,
-    }
+    counts = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": tokens}
+    return {**counts, "total_tokens": PROMPT_TOKENS + tokens}
 
 
 def whole_of(path: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -244,9 +241,8 @@ def _messages_last(tokens: int, usage: bool) -> list[bytes]:
 
 
 def _responses_token(text: str) -> bytes:
-    return event(
-        {"type": "response.output_text.delta", "delta": text}, "response.output_text.delta"
-    )
+    name = "response.output_text.delta"
+    return event({"type": name, "delta": text}, name)
 
 
 def _responses_last(tokens: int, usage: bool) -> list[bytes]:

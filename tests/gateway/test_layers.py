@@ -8,7 +8,7 @@ from pathlib import Path
 import jaxserve.gateway
 
 ROOT = Path(jaxserve.gateway.__path__[0])
-LAYERS = (
+LAYERS = [
     "settings",
     "http",
     "dialects",
@@ -18,7 +18,7 @@ LAYERS = (
     "exchange",
     "recording",
     "app",
-)
+]
 """From the lowest to the highest."""
 
 

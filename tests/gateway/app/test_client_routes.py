@@ -13,11 +13,7 @@ from jaxserve.gateway.http.errors import RequestError
 from jaxserve.gateway.settings import GatewaySettings
 
 PASSED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-COUNTED = (
-    "/v1/messages/count_tokens",
-    "/v1/responses/input_tokens",
-    "/v1beta/models/m:countTokens",
-)
+COUNTED = ("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/models/m:countTokens")
 GENERATED = ("/v1beta/models/m:generateContent", "/v1/models/m:streamGenerateContent")
 LISTED = ("/v1/models/m", "/v1beta/models", "/v1beta/models/m")
 TABLE: dict[str, tuple[Access, Operation, str]] = {
@@ -105,9 +101,7 @@ def test_who_enters(
         assert status(path, method="DELETE", **asked) == 405
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/metrics", "/v1", "/v1/embeddings", "/health/", "/tokenize"]
-)
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1", "/v1/embeddings", "/health/"])
 def test_other_paths(path: str) -> None:
     """404 before any question for a token; a head that is too large is refused before that."""
     assert route_of(path) is None

@@ -112,17 +112,12 @@ def _accepts(port: int | None) -> bool:
 def test_the_end_of_patience(engine: StubEngine, start: Start) -> None:
     """What runs longer than the drain gets its error, in a stream, before it and in the queue."""
     gateway = start([engine], ",cap=2", look_ahead=0, drain_s=0.2)
-    bodies = [
-        {"stream": True, "stub": {"gated": True}},
-        {"stub": {"gated": "head"}},
-        {"stub": {"gated": True}},
-    ]
+    bodies = [{"stream": True, "stub": {"gated": True}}]
+    bodies += [{"stub": {"gated": "head"}}, {"stub": {"gated": True}}]
     answers: dict[int, httpx.Response] = {}
 
     def post(place: int) -> None:
-        answers[place] = httpx.post(
-            f"{gateway.url}/v1/chat/completions", json=bodies[place], timeout=PATIENCE_S
-        )
+        answers[place] = gateway.post(bodies[place])
 
     threads = [threading.Thread(target=post, args=(place,)) for place in range(3)]
     for place, thread in enumerate(threads):
@@ -188,10 +183,7 @@ def test_a_client_that_stays_does_not_hold_up_the_end(engine: StubEngine, start:
         (("--engine", "vllm=http://a", "--port", "99999"), "--port is 99999; it must be"),
         (("--engine", "vllm=http://a", "--slo", "x"), "it must be like chat:ttft=0.5"),
         (("--engine", "vllm=http://a", "--records", "/proc/x/y"), "--records is /proc/x/y"),
-        (
-            ("--engine", "vllm=http://a", "--state", "/dev/null"),
-            "--state /dev/null is not readable",
-        ),
+        (("--engine", "vllm=http://a", "--state", "/dev/null"), "/dev/null is not readable"),
         (("--engine", "vllm=http://a", "--control-host", "0.0.0.0"), "CONTROL_TOKEN"),
         (("--engine", "vllm=http://a", "--host", "256.1.1.1"), "cannot be used at 256.1.1.1"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import httpx
 import pytest
 
 from tests.gateway.conftest import Start
@@ -26,9 +25,7 @@ def test_a_wall_clock_that_jumps(
         gateway.control.put("/control/knobs", json=command).raise_for_status()
         began_s = time.monotonic()
         body = {"stream": True, "stub": {"tokens": 3, "gated": True}}
-        with httpx.stream(
-            "POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=PATIENCE_S
-        ) as answer:
+        with gateway.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
             monkeypatch.setattr(time, "time", lambda: wall() + jump_s)

@@ -27,6 +27,7 @@ from jaxserve.gateway.http.json_http import json_object
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rollouts.md"
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object"}
+OWNED, DECLARED = {"name": "f", "input_schema": SCHEMA}, {"functionDeclarations": [{"name": "f"}]}
 CALLABLE = {"type": "function", "function": {"name": "f"}}
 
 PATHS = {
@@ -37,17 +38,9 @@ PATHS = {
 }
 BASES: dict[str, dict[str, Any]] = {
     "chat": {"model": "m", "messages": HELLO, "stream": True, "tools": [CALLABLE]},
-    "messages": {
-        "model": "m",
-        "messages": HELLO,
-        "max_tokens": 9,
-        "tools": [{"name": "f", "input_schema": SCHEMA}],
-    },
+    "messages": {"model": "m", "messages": HELLO, "max_tokens": 9, "tools": [OWNED]},
     "responses": {"model": "m", "input": "hello", "tools": [{"type": "function", "name": "f"}]},
-    "google": {
-        "contents": [{"parts": [{"text": "hello"}]}],
-        "tools": [{"functionDeclarations": [{"name": "f"}]}],
-    },
+    "google": {"contents": [{"parts": [{"text": "hello"}]}], "tools": [DECLARED]},
 }
 SAMPLES: dict[str, dict[str, dict[str, Any]]] = json.loads(
     Path(__file__).with_name("request_fields.json").read_text(encoding="utf-8")

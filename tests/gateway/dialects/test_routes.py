@@ -54,9 +54,8 @@ SAID = Completion((CompletionChoice(0, "hi", "hm", finish="stop"),), Counts(10, 
 
 def sent(path: str, body: object, query: bytes = b"alt=sse") -> AnswerTranslator:
     """The way back of a request."""
-    chat, answerer = translate(
-        path, query, json_object(orjson.dumps(body)), answer_id="id1", unix_s=NOW_S
-    )
+    content = json_object(orjson.dumps(body))
+    chat, answerer = translate(path, query, content, answer_id="id1", unix_s=NOW_S)
     assert answerer.chat is chat
     return answerer
 

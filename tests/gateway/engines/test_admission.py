@@ -24,12 +24,11 @@ pytestmark = pytest.mark.anyio
 
 def make_pool(places: Sequence[int | None], capacity: int = 1000) -> Pool:
     """A pool of replicas with so many places each."""
-    specs = [
-        EngineSpec("vllm", f"http://e{place}", f"vllm-{place}", "p") for place in range(len(places))
+    replicas = [
+        Replica(EngineSpec("vllm", f"http://e{number}", f"vllm-{number}", "p"), most)
+        for number, most in enumerate(places)
     ]
-    return Pool(
-        "p", [Replica(spec, most) for spec, most in zip(specs, places, strict=True)], capacity
-    )
+    return Pool("p", replicas, capacity)
 
 
 async def settle() -> None:
@@ -180,10 +179,8 @@ async def test_those_who_left_are_forgotten() -> None:
 
 def test_pools_of_tiers_and_depths() -> None:
     """Engines of one tier and depth are one pool; a cap has the look-ahead added to it."""
-    specs = parse_engines(
-        ("vllm=http://a,tier=0,cap=8", "vllm=http://b,tier=1", "vllm=http://c,tier=0,cap=4")
-    )
-    pools = build_pools(specs, 10, 2)
+    engines = ("vllm=http://a,tier=0,cap=8", "vllm=http://b,tier=1", "vllm=http://c,tier=0,cap=4")
+    pools = build_pools(parse_engines(engines), 10, 2)
     assert list(pools) == ["tier0", "tier1"]
     assert [one.places for one in pools["tier0"].replicas] == [10, 6]
     assert [one.places for one in pools["tier1"].replicas] == [None]
@@ -228,15 +225,8 @@ def test_priority_by_header_and_field(engine: StubEngine, start: Start) -> None:
     crowd.send("header wins", {"x-priority": "-1"}, priority=9)
     crowd.send("vllm's header", {"x-vllm-priority": "3"})
     crowd.send("plain too")
-    assert crowd.order() == [
-        "first",
-        "urgent",
-        "header wins",
-        "plain",
-        "plain too",
-        "vllm's header",
-        "late",
-    ]
+    order = ["first", "urgent", "header wins", "plain", "plain too", "vllm's header", "late"]
+    assert crowd.order() == order
     assert "priority" not in engine.seen[0].json
     assert engine.most_running == 1
 

@@ -86,11 +86,8 @@ async def steered(
 
 async def test_each_knob_where_it_is_most_exact() -> None:
     """By engines that all offer it, else by the gateway, else by a restart or nobody."""
-    engines = [
-        FakeEngine("vllm-0", batch_cap=64, token_budget=2048),
-        FakeEngine("vllm-1", batch_cap=32),
-    ]
-    async with steered(*engines) as steering:
+    first = FakeEngine("vllm-0", batch_cap=64, token_budget=2048)
+    async with steered(first, FakeEngine("vllm-1", batch_cap=32)) as steering:
         state = await steering.state()
     knobs = state["knobs"]
     assert tuple(knobs) == ENGINE_KNOBS

@@ -40,19 +40,14 @@ class Body:
         return agent.gateway.http.post(self.path, json=body, headers=headers)
 
 
+CHAT_FORMAT = {"type": "json_schema", "json_schema": {"name": "output", "schema": SCHEMA}}
 FORMAT = {"type": "json_schema", "schema": SCHEMA}
 BODIES: Mapping[str, Body] = {
     "chat": Body(
         "/v1/chat/completions",
         None,
         lambda messages: {"model": "stub", "messages": messages},
-        {
-            "temperature": 1,
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "output", "schema": SCHEMA},
-            },
-        },
+        {"temperature": 1, "response_format": CHAT_FORMAT},
     ),
     "messages": Body(
         "/v1/messages",
@@ -111,9 +106,8 @@ def test_wishes_reach_the_engine(dialect: str, any_agent: Agent, tokens: TokenEn
     assert answer.status_code == 200 and texts_in(answer.json()).count(PLACE) == 1
     (record,) = any_agent.records()
     (seen,) = tokens.seen
-    wanted = {"type": "json_schema", "json_schema": {"name": "output", "schema": SCHEMA}}
     for told in (seen.json, record.sampling):
-        assert (told["temperature"], told["response_format"]) == (1, wanted)
+        assert (told["temperature"], told["response_format"]) == (1, CHAT_FORMAT)
     assert record.choices[0].message["content"] == PLACE
     (trace,) = prefix_merging([record]).traces
     (sampling,) = trace.metadata["sampling"]

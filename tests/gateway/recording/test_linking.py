@@ -13,6 +13,8 @@ from jaxserve.gateway.recording.linking import message_digest
 from jaxserve.gateway.recording.records import Link
 from tests.rollouts.conversation_trees import Tree, user
 
+ONE, SAME = '{"a":1,"b":2}', '{"b": 2, "a": 1}'
+
 
 def said(text: str, **more: Any) -> dict[str, Any]:
     """What an assistant says."""
@@ -71,11 +73,8 @@ def test_equal_answers_are_told_apart_by_who_is_free() -> None:
         (said("", tool_calls=[]), {"role": "assistant", "content": None}),
         (said("a", reasoning="r"), said("a", reasoning_content="r")),
         (
-            said(
-                "",
-                tool_calls=[{"id": "1", "function": {"name": "f", "arguments": '{"a":1,"b":2}'}}],
-            ),
-            said("", tool_calls=[{"function": {"name": "f", "arguments": '{"b": 2, "a": 1}'}}]),
+            said("", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": ONE}}]),
+            said("", tool_calls=[{"function": {"name": "f", "arguments": SAME}}]),
         ),
     ],
 )

@@ -87,23 +87,16 @@ def test_how_it_ends(finish: str, status: str, why: Any) -> None:
     assert (body["status"], body["incomplete_details"]) == (status, why)
     assert [item["status"] for item in body["output"]] == ["completed", status]
     events = written(responses_answers.ResponsesEventWriter(to_chat()), deltas_of(completion))
-    assert events[-1] == {
-        "type": f"response.{status}",
-        "sequence_number": len(events) - 1,
-        "response": body,
-    }
+    last = {"type": f"response.{status}", "sequence_number": len(events) - 1}
+    assert events[-1] == {**last, "response": body}
     assert events[-2]["item"] == body["output"][-1]
 
 
 def test_calls_of_custom_and_named_tools() -> None:
     """In the client's words again; input that is none is told as the model wrote it."""
     custom = {"type": "custom", "name": "patch"}
-    space = {
-        "type": "namespace",
-        "name": "env",
-        "description": "E",
-        "tools": [{"type": "function", "name": "f"}],
-    }
+    inner = {"type": "function", "name": "f"}
+    space = {"type": "namespace", "name": "env", "description": "E", "tools": [inner]}
     calls = (
         ToolCall("c0", "patch", '{"input":"a\\nb"}'),
         ToolCall("c1", "patch", "a"),
