@@ -213,11 +213,8 @@ def test_a_search_shows_how_far_settings_are_apart() -> None:
     table = search_table(setup, found)
     assert table.header[:3] == ("", "batch cap", "KV budget")
     assert table.header[5:] == ("10 % slower", "10 % faster")
-    assert [row[:3] for row in table.rows] == [
-        ("best", "512", "1"),
-        ("equal", "384", "1"),
-        ("worse", "8", "1"),
-    ]
+    rows = [("best", "512", "1"), ("equal", "384", "1"), ("worse", "8", "1")]
+    assert [row[:3] for row in table.rows] == rows
     text = printed(table.rich(), 120)
     for part in ("64 training episodes", "-0.4500", "+0.0010", "equal", "worse"):
         assert part in text
