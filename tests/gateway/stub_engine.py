@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
+import socketserver
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -271,56 +271,43 @@ def nobody_there() -> Iterator[str]:
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
-class RawServer:
+class RawServer(socketserver.ThreadingTCPServer):
     """Says some bytes to whoever connects and sends a request, whatever it was."""
+
+    daemon_threads, block_on_close = True, False
 
     def __init__(self, says: bytes = b"", *, stays: bool = False) -> None:
         """Args: what is said, and whether the connection then stays open."""
-        self._says = says
-        self._stays = stays
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self.requests = 0
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__(("127.0.0.1", 0), _RawAnswer)
+        self.says, self.requests = says, 0
+        self.ends = threading.Event()
+        if not stays:
+            self.ends.set()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        try:
-            # The whole request: what is left unread when a connection is closed resets it, and the
-            # client may lose what was said.
-            received, size = b"", None
-            while size is None or len(received) < size:
-                part = connection.recv(65536)
-                if not part:
-                    return
-                received += part
-                if size is None and b"\r\n\r\n" in received:
-                    head, _, _ = received.partition(b"\r\n\r\n")
-                    length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
-                    size = len(head) + 4 + (int(length[1]) if length else 0)
-            self.requests += 1
-            connection.sendall(self._says)
-            if self._stays:
-                self._open.append(connection)
-                return
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        if not self._stays:
-            connection.close()
-
-    def __enter__(self) -> RawServer:
-        return self
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is gone is none."""
 
     def __exit__(self, *exception: object) -> None:
-        self._socket.close()
-        for connection in self._open:
-            connection.close()
+        self.ends.set()
+        self.shutdown()
+        self.server_close()
+
+
+class _RawAnswer(socketserver.StreamRequestHandler):
+    server: RawServer
+
+    def handle(self) -> None:
+        # The whole request: what is left unread when a connection is closed resets it, and the
+        # client may lose what was said.
+        size = 0
+        for line in iter(self.rfile.readline, b"\r\n"):
+            if not line:
+                return
+            name, _, value = line.partition(b":")
+            size = int(value) if name.lower() == b"content-length" else size
+        self.rfile.read(size)
+        self.server.requests += 1
+        self.wfile.write(self.server.says)
+        self.server.ends.wait()

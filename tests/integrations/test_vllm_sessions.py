@@ -113,16 +113,6 @@ def test_tokens_are_counted_as_the_engine_does(gateway: RunningGateway) -> None:
     assert counts == [len(record.prompt_ids)] * 3
 
 
-def test_models_are_listed(gateway: RunningGateway) -> None:
-    """In the form of each client."""
-    agent = Agent(gateway)
-    assert [model.id for model in openai_client(agent).models.list()] == ["tiny"]
-    assert [model.id for model in anthropic_client(agent).models.list()] == ["tiny"]
-    google = google_client(agent)
-    (model,) = google.models.list()
-    assert (model.name, model.input_token_limit) == ("models/tiny", 4096)
-
-
 @pytest.mark.parametrize("model", ["no-such-model", "tiny"])
 def test_errors_of_the_engine(gateway: RunningGateway, model: str) -> None:
     """A model that it has not, and a prompt that is too long, in each client's own classes."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
 from jaxserve.live.readings import counted, fell, parse_engine_state, parse_knobs, parse_window
+from tests.examples_drawn import any_json
 from tests.live.deployment import engines_answer, knobs_answer, window_answer
 
 KNOBS = parse_knobs(knobs_answer())
@@ -105,14 +106,9 @@ def test_what_cannot_be(
     assert message in str(refused.value)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
-    max_leaves=5,
+@given(
+    data=st.data(), junk=any_json(leaves=5), which=st.sampled_from(["window", "engines", "knobs"])
 )
-
-
-@given(data=st.data(), junk=JSON, which=st.sampled_from(["window", "engines", "knobs"]))
 def test_garbage_anywhere(data: st.DataObject, junk: Any, which: str) -> None:
     """Whatever stands in one place, it is read or refused."""
     makes = {"window": window_answer, "engines": engines_answer, "knobs": knobs_answer}
