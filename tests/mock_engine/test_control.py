@@ -16,7 +16,7 @@ from jaxserve.engine_control.routes import answer_question
 from jaxserve.engine_control.step_log import COLUMNS, StepLog
 from jaxserve.mock_engine.app import MockEngine
 from jaxserve.mock_engine.clock import ScaledClock
-from jaxserve.mock_engine.knobs import leased_knobs
+from jaxserve.mock_engine.machine import leased_knobs
 from jaxserve_vllm.endpoint import ControlEndpoint
 from tests.mock_engine.engine_in_virtual_time import machine
 

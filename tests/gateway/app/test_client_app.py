@@ -1,4 +1,4 @@
-"""The door for clients: routes, tokens, and no key anywhere that it does not belong."""
+"""The port for clients: routes, tokens, and no key where it does not belong."""
 
 from __future__ import annotations
 

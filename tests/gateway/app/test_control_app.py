@@ -1,4 +1,4 @@
-"""The door for controllers: its own port, its own token, and figures that add up."""
+"""The control port: its own token, and figures that add up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def samples(gateway: RunningGateway) -> dict[tuple[str, ...], float]:
     return found
 
 
-def test_its_own_door(engine: StubEngine, start: Start) -> None:
+def test_its_own_port(engine: StubEngine, start: Start) -> None:
     """Clients do not reach control, controllers do not reach engines, and a token of one is none
     of the other."""
     gateway = start([engine], tokens=AccessTokens(client="for-clients", control="for-control"))

@@ -19,7 +19,7 @@ class Oops(Exception):
 
 
 async def test_whatever_ends_a_passage_gives_its_place_back() -> None:
-    """Further fault: an exception after taking a place leaked it, and a pause hung."""
+    """An exception or a cancellation inside leaks no place, so that a pause does not hang."""
     pause = InferencePause()
     with pytest.raises(Oops):
         async with pause.entered():

@@ -274,7 +274,7 @@ def put(gateway: RunningGateway, lease_s: float = 30.0, **knobs: float) -> httpx
 
 
 def test_a_real_gateway(start: Start) -> None:
-    """Through its door, with requests in the queue that feel it."""
+    """Knobs are turned over the control port of a gateway with a plug-in engine."""
     with PluginEngine() as engine:
         gateway = start([engine])
         answer = put(gateway, batch_cap=8, priority_routing=0).json()

@@ -93,7 +93,7 @@ def test_words_do_change_a_message() -> None:
 
 
 def test_a_link_costs_one_look_at_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 5: the search was quadratic. What is hashed does not grow with the completions."""
+    """The search is linear: the bytes hashed do not grow with the number of completions."""
     hashed, real = 0, hashlib.blake2b
 
     class Counting:

@@ -125,7 +125,7 @@ def test_what_is_no_request_of_a_session(vllm: TokenEngine, start: Start, tmp_pa
 def test_refusals_that_cannot_be_recorded(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Take the place of none that can, and the gateway's own books have them all the same."""
+    """Such refusals take the place of no other, and the gateway's own records have them."""
     monkeypatch.setattr(sessions, "_MAX_UNSENT", 1)
     agent.gateway.app.in_flight.stop(60.0)
     add = RecordFile.add

@@ -312,7 +312,7 @@ def test_kill_minus_9_at_any_moment(tmp_path: Path) -> None:
 
 
 def new_session(control: str, name: str) -> dict[str, Any]:
-    """Made at the control door of a gateway that made a token for itself."""
+    """A session made over the control port of a gateway that generated its token."""
     body = {"id": name, "durable": True}
     return httpx.post(f"{control}/sessions", json=body, headers=CONTROL.headers(control)).json()
 

@@ -23,7 +23,7 @@ KEYS += " output_token_logprobs delta tool_calls function"
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_request_is_not_changed(kind: str) -> None:
-    """Fault 4: shared objects were changed in place, so that records showed what was not sent."""
+    """Shared objects are not changed in place: records show what was sent."""
     chat: dict[str, Any] = {
         "messages": [{"role": "user", "content": "a"}],
         "stream": True,
@@ -68,7 +68,7 @@ def read(kind: str, answer: Any) -> TokenCollector:
 
 
 def test_a_missing_logprob_is_none() -> None:
-    """Fault 3: not 0.0. One that cannot be told apart from others makes all of them unknown."""
+    """A missing value is NaN, not 0.0; entries that fit no token make all of them unknown."""
     content = [{"logprob": -1.0}, {"logprob": None}, {}]
     answer = {"choices": [{"token_ids": [1, 2, 3], "logprobs": {"content": content}}]}
     _, logprobs = read("vllm", answer).of(0)
