@@ -19,6 +19,7 @@ from jaxserve.sim.machine.models import load_model
 from tests.docs.snippets import blocks
 from tests.gateway.gateway_thread import RunningGateway
 from tests.live.calibration.batching import measured_in_virtual_time
+from tests.live.test_commands import refused
 from tests.mock_engine.conftest import Running, running
 from tests.quick_compiler import programs_compute
 
@@ -99,13 +100,6 @@ def run_line(line: str, engine: Running, servers: ExitStack) -> None:
 
 ADDRESSES: dict[str, str] = {}
 """where the page's gateway is, by the port that the page names."""
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one sentence of a command that fails."""
-    assert cli.main(arguments) == 2
-    error = capsys.readouterr().err.splitlines()
-    return error[-1].removeprefix("jaxserve: ")
 
 
 def calibration(url: str, *more: str) -> list[str]:

@@ -106,8 +106,7 @@ def test_units() -> None:
     text = printed(evaluation_table(found).rich(), 100)
     for cell in ("0.80", "60.0", "100 ms", "static_workload, 2 test episodes", "0.40..1.20"):
         assert cell in text
-    assert "…" not in text
-    assert "score" not in text
+    assert "…" not in text and "score" not in text
     text = printed(tail_table(found).rich(), 100)
     for cell in ("10.0 s", "20.0 ms", "0.40", "1.4", "1051", "static_workload, tail and cost"):
         assert cell in text

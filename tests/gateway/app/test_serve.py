@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,24 +114,18 @@ def test_the_end_of_patience(engine: StubEngine, start: Start) -> None:
     gateway = start([engine], ",cap=2", look_ahead=0, drain_s=0.2)
     bodies = [{"stream": True, "stub": {"gated": True}}]
     bodies += [{"stub": {"gated": "head"}}, {"stub": {"gated": True}}]
-    answers: dict[int, httpx.Response] = {}
-
-    def post(place: int) -> None:
-        answers[place] = gateway.post(bodies[place])
-
-    threads = [threading.Thread(target=post, args=(place,)) for place in range(3)]
-    for place, thread in enumerate(threads):
-        thread.start()
-        if place < 2:
-            engine.wait_for(place + 1)
-    gateway.wait_for_queue(1)
-    gateway.stop()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert answers[0].status_code == 200 and "gateway_stopping" in answers[0].text
-    for place in (1, 2):
-        assert answers[place].status_code == 503
-        assert answers[place].json()["error"]["code"] == "gateway_stopping"
+    with ThreadPoolExecutor(3) as pool:
+        posts = []
+        for place, body in enumerate(bodies):
+            posts.append(pool.submit(gateway.post, body))
+            engine.wait_for(min(place + 1, 2))
+        gateway.wait_for_queue(1)
+        gateway.stop()
+    first, *others = [post.result() for post in posts]
+    assert first.status_code == 200 and "gateway_stopping" in first.text
+    for answer in others:
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "gateway_stopping"
     assert len(engine.seen) == 2
     records = gateway.app.ledger.records.ring
     assert {(one.outcome, one.reason) for one in records} == {("failed", "gateway_stopping")}

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve.gateway.dialects import anthropic_messages, google_generate, openai_chat
 from jaxserve.gateway.dialects.anthropic_messages import MESSAGES
 from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts, ToolCall
 from jaxserve.gateway.dialects.deltas import deltas_of
-from jaxserve.gateway.dialects.dialect import ModelCard, Usage
+from jaxserve.gateway.dialects.dialect import ModelCard, Usage, model_cards
 from jaxserve.gateway.dialects.google_generate import GOOGLE
 from jaxserve.gateway.dialects.openai_chat import CHAT
 from jaxserve.gateway.dialects.openai_responses import RESPONSES
@@ -244,3 +245,37 @@ def test_models_in_the_form_of_the_client() -> None:
     with pytest.raises(RequestError) as refused:
         models_response("/v1/models/c", [], cards)
     assert refused.value.status == 404
+
+
+CARDS = (ModelCard("a", 1_700_000_000, 4096), ModelCard("b"))
+
+
+def test_what_engines_serve() -> None:
+    """Is read of their own list, as far as it is one."""
+    answer = {
+        "data": [
+            {"id": "a", "created": 1_700_000_000, "max_model_len": 4096},
+            {"id": "b", "max_model_len": None},
+            {"id": 3},
+            "c",
+        ]
+    }
+    assert model_cards(orjson.dumps(answer)) == CARDS
+    for garbage in (None, [], {}, {"data": 3}):
+        assert model_cards(orjson.dumps(garbage)) == ()
+    assert model_cards(b"{") == ()
+
+
+def test_every_dialects_form() -> None:
+    """All of a list, to the letter."""
+    listed = openai_chat.models_body(CARDS)
+    one = {"id": "a", "object": "model", "created": 1_700_000_000, "owned_by": "jaxserve"}
+    assert listed["object"] == "list" and listed["data"][0] == {**one, "max_model_len": 4096}
+    page = anthropic_messages.models_body(CARDS)
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "a", "b")
+    assert page["data"][0]["created_at"] == "2023-11-14T22:13:20Z"
+    first, second = google_generate.models_body(CARDS)["models"]
+    assert (first["name"], first["inputTokenLimit"]) == ("models/a", 4096)
+    assert "inputTokenLimit" not in second
+    for several in (openai_chat.models_body, anthropic_messages.models_body):
+        assert several(())["data"] == []

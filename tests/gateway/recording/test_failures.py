@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from jaxserve.gateway.settings import AccessTokens
@@ -133,15 +132,11 @@ def test_a_leaver_at_a_closed_gate(tokens: TokenEngine, start: Start, tmp_path: 
     assert gateway.control.put("/control/inference/pause").json()["paused"]
     leaver = Leaver(gateway.port, {"model": "stub"})
     leaver.leave()  # without a key, so it is refused anyway
-    answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(agent.say(user("a"))))
-    asking.start()
-    status = gateway.control.get("/control/inference/status")
-    wait_until(
-        lambda: gateway.control.get("/control/inference/status").json()["waiting"] == 1, "it"
-    )
-    assert not tokens.seen and status.json()["inside"] == 0
-    gateway.control.put("/control/inference/resume")
-    asking.join(300)
-    assert answers[0].status_code == 200
-    assert gateway.control.get("/control/inference/status").json()["inside"] == 0
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(agent.say, user("a"))
+        status = "/control/inference/status"
+        wait_until(lambda: gateway.control.get(status).json()["waiting"] == 1)
+        assert not tokens.seen and gateway.control.get(status).json()["inside"] == 0
+        gateway.control.put("/control/inference/resume")
+    assert answer.result().status_code == 200
+    assert gateway.control.get(status).json()["inside"] == 0
