@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from jaxserve.engine_control.step_log import StepLoad
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.fit import fit, of_steps
 from jaxserve.live.calibration.plan import CalibrationPlan
@@ -62,9 +63,10 @@ def test_every_point_is_measured() -> None:
 def test_the_steps_of_a_sweep_give_the_engine_back() -> None:
     """With what the plug-in tells: the engine's times are found, without steps before the sweep."""
     with running(token_budget=2048) as engine:
+        engine.loop.log.add(99.0, StepLoad(1, 1, 1.0, 0, 0, 0.0, 0), 1, 0)  # before the sweep
         measured, _ = sweep(engine.url)
         rows = engine.loop.log.after(0)["rows"]
-    assert measured.steps is not None
+    assert measured.steps is not None and measured.steps.seconds.max() < 1.0
     assert (measured.kv_pool_tokens, measured.batch_cap, measured.token_budget) == (3200, 8, 2048)
     # All but those of the warm-up before it.
     assert 0.9 * len(rows) < len(measured.steps) < len(rows)
