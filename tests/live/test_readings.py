@@ -86,11 +86,7 @@ CHANGES: list[tuple[Callable[[Any], Any], Callable[[], Any], tuple[Any, ...], An
 
 @pytest.mark.parametrize(("parse", "make", "path", "value", "message"), CHANGES)
 def test_what_cannot_be(
-    parse: Callable[[Any], Any],
-    make: Callable[[], Any],
-    path: tuple[Any, ...],
-    value: Any,
-    message: str,
+    parse: Callable[[Any], Any], make: Callable[[], Any], path: Any, value: Any, message: str
 ) -> None:
     """The field is named."""
     answer = make()

@@ -75,19 +75,19 @@ def strict(found: Any) -> Any:
 
 
 def openai_client(agent: Agent) -> Any:
-    """Theirs, of the session."""
+    """OpenAI's client with the session's key."""
     openai = pytest.importorskip("openai", reason="the package openai is not installed")
     return openai.OpenAI(base_url=f"{agent.gateway.url}/v1", api_key=agent.key, max_retries=0)
 
 
 def anthropic_client(agent: Agent) -> Any:
-    """Likewise."""
+    """Anthropic's client with the session's key."""
     anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
     return anthropic.Anthropic(base_url=agent.gateway.url, api_key=agent.key, max_retries=0)
 
 
 def google_client(agent: Agent, version: str = "v1beta") -> Any:
-    """Likewise; of one of the two versions of the interface."""
+    """Google's client with the session's key; ``version`` is a version of the interface."""
     genai = pytest.importorskip("google.genai", reason="the package google-genai is not installed")
     options: Any = {"base_url": agent.gateway.url, "api_version": version}
     return genai.Client(api_key=agent.key, http_options=options)

@@ -137,7 +137,7 @@ def test_openai(agent: Agent, vllm: TokenEngine) -> None:
 
 
 def test_anthropic(agent: Agent) -> None:
-    """Likewise."""
+    """The count of tokens, models, and errors by class and sentence."""
     import anthropic
 
     client = anthropic_client(agent)
@@ -157,7 +157,7 @@ def test_anthropic(agent: Agent) -> None:
 
 
 def test_google(agent: Agent) -> None:
-    """Likewise."""
+    """The count of tokens, models, and errors by status and sentence."""
     from google.genai import errors
 
     client = google_client(agent)

@@ -30,7 +30,7 @@ def post(agent: Agent, content: bytes, path: str = CHAT, **headers: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "headers", "status", "reason", "kept"),
+    "case",
     [
         (CHAT, UNSUPPORTED, {}, 400, "not_supported", UNSUPPORTED),
         (CHAT, b"{'model': 1", {}, 400, "bad_request", b"{'model': 1"),
@@ -44,18 +44,14 @@ def post(agent: Agent, content: bytes, path: str = CHAT, **headers: str) -> Any:
     ids=["feature", "json", "text", "object", "size", "pool", "priority", "route"],
 )
 def test_what_is_refused_is_recorded(
+    case: tuple[str, bytes, dict[str, str], int, str, bytes],
     vllm: TokenEngine,
     start: Start,
     tmp_path: Path,
-    path: str,
-    content: bytes,
-    headers: dict[str, str],
-    status: int,
-    reason: str,
-    kept: bytes,
 ) -> None:
     """As a failure with its status, its reason and what came; no key stands there, nothing follows
     it, and builders count it."""
+    path, content, headers, status, reason, kept = case
     agent = Agent(started(start, vllm, tmp_path, max_body_bytes=MOST))
     answer = post(agent, content, f"{path}?key={agent.key}", **headers)
     assert answer.status_code == status and not vllm.seen
