@@ -1,11 +1,11 @@
-"""``python -m benchmarks.peers``: PPO of Stable-Baselines3 on the gymnasium adapter beside ours.
+"""``python -m benchmarks.peers``: PPO of Stable-Baselines3 on the gymnasium adapter, and ours.
 
-Needs the extra ``peers``. Both learn the same task in this process, one after the other, with the
-same budget of windows, number of environments, rollouts, epochs, minibatches, layers and
-hyper-parameters; then both policies play the same test episodes. What differs is what comes with
-each learner: ours runs inside one compiled program, normalises its observations and sees running
-means of them; the peer steps all environments in one compiled call and learns in PyTorch. A third
-row has the speed of the peer as it is mostly used, a few environments called one after the other.
+The benchmark needs the extra ``peers``. Both learners learn the same task in this process, one
+after the other, with the same windows, environments, rollouts, epochs, minibatches, layers and
+hyper-parameters; then both policies play the same test episodes. The learners differ: jaxserve's
+runs in one compiled program, normalises its observations and sees running means of them; the peer
+steps all environments in one compiled call and learns in PyTorch. The third row of the table is the
+peer's speed in its usual form, with a few environments called one after the other.
 """
 
 from __future__ import annotations

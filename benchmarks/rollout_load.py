@@ -1,9 +1,9 @@
-"""``python -m benchmarks.rollout_load``: completions captured durably, before an engine that
-computes nothing.
+"""``python -m benchmarks.rollout_load``: durable recording, with an engine that computes nothing.
 
-Clients, gateway and engine share the machine, and its clock. Calls of a session, calls of the
-engine itself and writes to the disk alone take turns, so that what else runs on the machine meets
-all of them; so do streams, of which the engine writes into every event when it sent it.
+Clients, gateway and engine share the machine and its clock. Calls in sessions, calls of the engine
+itself and writes to the disk take turns, so that other programs slow all of them alike. Streams of
+a session and of the engine take turns as well; the engine writes into every event the time at which
+it sent the event.
 """
 
 from __future__ import annotations
@@ -98,21 +98,21 @@ def load_page(sessions: int, completions: int, calls: int) -> tuple[str, list[Ai
     whole("--sessions", sessions, 1, 4096)
     whole("--completions", completions, 10 * sessions, 100_000_000)
     whole("--calls", calls, 10, 1_000_000)
-    control = free_port()
+    control_port = free_port()
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         # Where other programs have the cores an engine takes long to answer, and is not gone.
         records = ("--sessions", f"{folder}/sessions", "--connect-s", "60")
         engine = LocalServer(
             Path(folder), arguments=("--no-access-log",), app="benchmarks.chat_engine:app"
         )
-        with engine, running_gateway(engine.url, records, control) as (url, process):
+        with engine, running_gateway(engine.url, records, control_port) as (url, process):
             busy = psutil.cpu_percent(1.0)
-            at = f"http://127.0.0.1:{control}"
-            door = httpx.Client(base_url=at, headers=CONTROL.headers(at), trust_env=False)
-            calls_said, found = _overhead(engine.url, url, door, calls, Path(folder))
-            delays_said, delays = uvloop.run(_delays(engine.url, url, door))
-            cpu_said, cpu = uvloop.run(_streams(url, door, process))
-            crowd_said, crowd = uvloop.run(_crowd(url, door, process, sessions, completions))
+            at = f"http://127.0.0.1:{control_port}"
+            control = httpx.Client(base_url=at, headers=CONTROL.headers(at), trust_env=False)
+            calls_said, found = _overhead(engine.url, url, control, calls, Path(folder))
+            delays_said, delays = uvloop.run(_delays(engine.url, url, control))
+            cpu_said, cpu = uvloop.run(_streams(url, control, process))
+            crowd_said, crowd = uvloop.run(_crowd(url, control, process, sessions, completions))
             found += [*delays, cpu, *crowd]
             lines = [
                 "# Load of sessions",
@@ -138,26 +138,26 @@ def load_page(sessions: int, completions: int, calls: int) -> tuple[str, list[Ai
                 "",
                 crowd_said,
             ]
-            door.close()
+            control.close()
     return "\n".join(lines) + "\n", found
 
 
-def _key(door: httpx.Client, *, durable: bool) -> dict[str, str]:
+def _key(control: httpx.Client, *, durable: bool) -> dict[str, str]:
     """Headers of a new session."""
-    made = door.post("/sessions", json={"durable": durable}).raise_for_status().json()
+    made = control.post("/sessions", json={"durable": durable}).raise_for_status().json()
     return {"authorization": f"Bearer {made['key']}"}
 
 
 def _overhead(
-    direct: str, through: str, door: httpx.Client, calls: int, folder: Path
+    direct: str, through: str, control: httpx.Client, calls: int, folder: Path
 ) -> tuple[list[str], list[Aim]]:
-    """Latency of calls that are not streamed, one at a time, the three ways in turn, and of what
-    the disk does for the last of them."""
+    """Latency of calls that are not streamed, one at a time, the three ways in turn, and of the
+    write to the disk that a durable session needs."""
     names = ("the engine itself", "in a session", "in a durable session")
     ways = (
         (direct, {}),
-        (through, _key(door, durable=False)),
-        (through, _key(door, durable=True)),
+        (through, _key(control, durable=False)),
+        (through, _key(control, durable=True)),
     )
     uvloop.run(_in_turns(ways, calls // 5, folder / "line"))
     *found, disk = uvloop.run(_in_turns(ways, calls, folder / "line"))
@@ -185,7 +185,7 @@ def _overhead(
 async def _in_turns(
     ways: Sequence[tuple[str, dict[str, str]]], calls: int, path: Path
 ) -> list[list[float]]:
-    """Seconds of each call by its way, and those of the disk."""
+    """Seconds of each call, by way, and seconds of each write to the disk."""
     found: list[list[float]] = [[] for _ in (*ways, path)]
     async with open_client() as client:
         with path.open("ab", buffering=0) as file:
@@ -211,11 +211,11 @@ async def _call(client: Any, url: str, headers: dict[str, str], **more: Any) -> 
         return body
 
 
-async def _delays(direct: str, through: str, door: httpx.Client) -> tuple[list[str], list[Aim]]:
-    """How late streamed events come, the two ways in turn."""
+async def _delays(direct: str, through: str, control: httpx.Client) -> tuple[list[str], list[Aim]]:
+    """Delay of streamed events, the two ways in turn."""
     ways = {
         "the engine itself": [(direct, {}) for _ in range(_STREAMS)],
-        "in a durable session": [(through, _key(door, durable=True)) for _ in range(_STREAMS)],
+        "in a durable session": [(through, _key(control, durable=True)) for _ in range(_STREAMS)],
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
     async with open_client() as client:
@@ -265,9 +265,9 @@ async def _late(client: Any, url: str, headers: dict[str, str], place: int) -> l
     return found
 
 
-async def _streams(url: str, door: httpx.Client, process: psutil.Process) -> tuple[str, Aim]:
+async def _streams(url: str, control: httpx.Client, process: psutil.Process) -> tuple[str, Aim]:
     """CPU time of the gateway for each streamed event."""
-    keys = [_key(door, durable=True) for _ in range(_STREAMS)]
+    keys = [_key(control, durable=True) for _ in range(_STREAMS)]
     costs = []
     for _ in range(5):
         before = cpu_s(process)
@@ -284,10 +284,10 @@ async def _streams(url: str, door: httpx.Client, process: psutil.Process) -> tup
 
 
 async def _crowd(
-    url: str, door: httpx.Client, process: psutil.Process, sessions: int, completions: int
+    url: str, control: httpx.Client, process: psutil.Process, sessions: int, completions: int
 ) -> tuple[str, list[Aim]]:
     """Completions of many durable sessions at once, and memory over them."""
-    keys = [_key(door, durable=True) for _ in range(sessions)]
+    keys = [_key(control, durable=True) for _ in range(sessions)]
     memory_mib: list[float] = []
     latencies: list[float] = []
     left = completions

@@ -138,6 +138,12 @@ def start_servers_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop of asynchronous tests, which bear the marker ``anyio``."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def server(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[LocalServer]:

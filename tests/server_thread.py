@@ -9,7 +9,7 @@ from typing import Self
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 
 from tests.patience import PATIENCE_S, wait_until
 
@@ -40,13 +40,13 @@ class ServerThread:
 class FakeServer:
     """``with FakeServer(routes) as server: ... server.url``, the base of fake engines."""
 
-    def __init__(self, routes: Sequence[Route], port: int = 0) -> None:
+    def __init__(self, routes: Sequence[BaseRoute], port: int = 0) -> None:
         """Args: routes, and the port to listen on; 0 takes a free one."""
         listening = socket.create_server(("127.0.0.1", port), backlog=2048)
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(
-            Starlette(routes=list(routes)), log_level="critical", lifespan="off", ws="none"
+            Starlette(routes=list(routes)), log_level="critical", lifespan="off"
         )
         self._thread = ServerThread(uvicorn.Server(config), [listening])
 

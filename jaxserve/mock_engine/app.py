@@ -26,9 +26,8 @@ from jaxserve.gateway.http.json_http import plain_json
 from jaxserve.mock_engine import VERSION
 from jaxserve.mock_engine.clock import Clock
 from jaxserve.mock_engine.errors import VllmError, bad_request, plain
-from jaxserve.mock_engine.knobs import leased_knobs
 from jaxserve.mock_engine.loop import EngineLoop
-from jaxserve.mock_engine.machine import Machine
+from jaxserve.mock_engine.machine import Machine, leased_knobs
 from jaxserve.mock_engine.outputs import PseudoModel
 from jaxserve.mock_engine.requests import RequestReader
 from jaxserve.mock_engine.responses import CompletionResponse, event

@@ -86,10 +86,7 @@ BAD_ACTIONS: list[tuple[Any, str]] = [
     ([0, 0, 0, 3, 0, 0], r"^quantization_tier is 3; it must be an index from 0 to 2$"),
     ([0, 0, 0, 0, 4, 0], r"^prefill_decode_split is 4; it must be an index from 0 to 3$"),
     ([0, 0, 0, 0, 0, 2], r"^priority_routing is 2; it must be an index from 0 to 1$"),
-    (
-        [0.5] * 6,
-        r"^action is float64 of shape \(6,\); it must be whole numbers of shape \(6,\), an",
-    ),
+    ([0.5] * 6, r"^action is float64 of shape \(6,\); it must be whole numbers of shape \(6,\),"),
     ([float("nan")] * 6, r"^action is float64 of shape \(6,\); it must be whole numbers"),
     ([True] * 6, r"^action is bool of shape \(6,\); it must be whole numbers"),
     (["3"] * 6, r"^action is <U1 of shape \(6,\); it must be whole numbers"),

@@ -169,24 +169,6 @@ def test_bad_tasks_are_named() -> None:
     assert GymnaxEnv(PARAMS, "mine").action_space().nvec.tolist() == grid_sizes(PARAMS).tolist()
 
 
-def test_gymnax_wrappers_take_it() -> None:
-    """Where gymnax is installed, its wrappers stack up on the adapter as on its own."""
-    gymnax = pytest.importorskip("gymnax")
-    from gymnax.wrappers.compat import LegacyStepAPIWrapper
-    from gymnax.wrappers.purerl import FlattenObservationWrapper, LogWrapper
-
-    assert isinstance(OneIndex(ENV).action_space(PARAMS), gymnax.environments.spaces.Discrete)
-    env = LegacyStepAPIWrapper(LogWrapper(FlattenObservationWrapper(OneBox(ENV))))
-    assert env.observation_space(PARAMS).shape == ENV.observation_space(PARAMS).shape
-    key = jax.random.PRNGKey(0)
-    _, state = env.reset(key, PARAMS)
-    for window in range(5):
-        action = env.action_space(PARAMS).sample(key)
-        _, state, _, done, info = env.step(key, state, action, PARAMS)
-        assert bool(done) == bool(info["returned_episode"]) == (window == 4)
-    assert int(info["returned_episode_lengths"]) == 5
-
-
 def _plain(leaf: jax.Array) -> np.ndarray:
     typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if typed else leaf)

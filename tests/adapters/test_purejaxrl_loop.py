@@ -1,29 +1,25 @@
 """Code in the manner of PureJaxRL drives the gymnax-style adapter as it would drive gymnax.
 
-The learner below is the usual page: a log wrapper, ``make_train(config)``, rollouts by ``scan``
-over ``vmap``, a clipped objective. It knows nothing of jaxserve but ``make`` and ``OneIndex``.
+The learner is a short actor-critic: a log wrapper, ``make_train(config)``, and rollouts by ``scan``
+over ``vmap``. It knows nothing of jaxserve but ``make`` and ``OneIndex``.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import struct
-from flax.training.train_state import TrainState
 
 from jaxserve.adapters.gymnax_style import OneIndex, make
 
-CONFIG = {"NUM_ENVS": 64, "NUM_STEPS": 10, "NUM_UPDATES": 12, "EPOCHS": 4, "LR": 2e-2}
+CONFIG = {"NUM_ENVS": 64, "NUM_STEPS": 10, "NUM_UPDATES": 12, "LR": 5e-2}
 
 
-@struct.dataclass
-class LogState:
+class LogState(NamedTuple):
     """An episode's return so far, and the last one's."""
 
     env_state: Any
@@ -53,113 +49,64 @@ class LogWrapper:
         done = jnp.logical_or(terminated, truncated)
         total = state.episode_return + reward
         last = jnp.where(done, total, state.returned_episode_return)
-        info["returned_episode"] = done
-        info["returned_episode_returns"] = last
+        info |= {"returned_episode": done, "returned_episode_returns": last}
         state = LogState(env_state, total * (1 - done), last)
         return observation, state, reward, terminated, truncated, info
-
-
-class ActorCritic(nn.Module):
-    """Logits of one categorical, and a value."""
-
-    action_dim: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The usual two perceptrons, of one layer each."""
-        logits = nn.Dense(self.action_dim)(nn.tanh(nn.Dense(32)(x)))
-        value = nn.Dense(1)(nn.tanh(nn.Dense(32)(x)))
-        return logits, value[..., 0]
-
-
-class Transition(NamedTuple):
-    """What a rollout keeps."""
-
-    done: jax.Array
-    action: jax.Array
-    value: jax.Array
-    next_value: jax.Array
-    reward: jax.Array
-    log_prob: jax.Array
-    obs: jax.Array
-    info: dict[str, jax.Array]
-
-
-def log_prob_of(logits: jax.Array, action: jax.Array) -> jax.Array:
-    """Log-probability of chosen categories."""
-    logs = jax.nn.log_softmax(logits)
-    return jnp.take_along_axis(logs, action[..., None], axis=-1)[..., 0]
 
 
 def make_train(config: dict[str, Any]) -> Any:
     """One pure function from a key to a learner and its metrics."""
     env, env_params = make("static_workload", overrides={"horizon": 20, "knobs": ["batch_cap"]})
     env = LogWrapper(OneIndex(env))
+    adam = optax.adam(config["LR"])
+
+    def network(params: Any, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return obs @ params["logits"], obs @ params["value"]
 
     def train(rng: jax.Array) -> Any:
-        network = ActorCritic(env.action_space(env_params).n)
-        rng, init_rng, reset_rng = jax.random.split(rng, 3)
-        params = network.init(init_rng, jnp.zeros(env.observation_space(env_params).shape))
-        train_state = TrainState.create(
-            apply_fn=network.apply, params=params, tx=optax.adam(config["LR"])
-        )
-        reset_rngs = jax.random.split(reset_rng, config["NUM_ENVS"])
-        obsv, env_state = jax.vmap(env.reset, in_axes=(0, None))(reset_rngs, env_params)
+        features = env.observation_space(env_params).shape
+        actions = env.action_space(env_params).n
+        params = {"logits": jnp.zeros((*features, actions)), "value": jnp.zeros(features)}
+        rng, reset_rng = jax.random.split(rng)
+        resets = jax.random.split(reset_rng, config["NUM_ENVS"])
+        obsv, env_state = jax.vmap(env.reset, in_axes=(0, None))(resets, env_params)
 
         def update(runner, _):
             def env_step(runner, _):
-                train_state, env_state, last_obs, rng = runner
+                params, env_state, last_obs, rng = runner
                 rng, action_rng, step_rng = jax.random.split(rng, 3)
-                logits, value = network.apply(train_state.params, last_obs)
-                action = jax.random.categorical(action_rng, logits)
-                step_rngs = jax.random.split(step_rng, config["NUM_ENVS"])
-                obsv, env_state, reward, terminated, truncated, info = jax.vmap(
+                action = jax.random.categorical(action_rng, network(params, last_obs)[0])
+                steps = jax.random.split(step_rng, config["NUM_ENVS"])
+                obsv, env_state, reward, terminated, _, info = jax.vmap(
                     env.step, in_axes=(0, 0, 0, None)
-                )(step_rngs, env_state, action, env_params)
+                )(steps, env_state, action, env_params)
                 # Through a truncation the value of what the episode would have become.
-                _, next_value = network.apply(train_state.params, info["final_observation"])
-                next_value = jnp.where(terminated, 0.0, next_value)
-                transition = Transition(
-                    jnp.logical_or(terminated, truncated),
-                    action,
-                    value,
-                    next_value,
-                    reward,
-                    log_prob_of(logits, action),
-                    last_obs,
-                    {name: info[name] for name in ("returned_episode", "returned_episode_returns")},
+                next_value = jnp.where(
+                    terminated, 0.0, network(params, info["final_observation"])[1]
                 )
-                return (train_state, env_state, obsv, rng), transition
+                episodes = {name: info[name] for name in info if name.startswith("returned")}
+                transition = (last_obs, action, reward, next_value, episodes)
+                return (params, env_state, obsv, rng), transition
 
-            runner, batch = jax.lax.scan(env_step, runner, None, config["NUM_STEPS"])
-            train_state, env_state, last_obs, rng = runner
-
-            def backwards(gae, step):
-                delta = step.reward + 0.9 * step.next_value - step.value
-                gae = delta + 0.9 * 0.9 * (1 - step.done) * gae
-                return gae, gae
-
-            _, advantages = jax.lax.scan(
-                backwards, jnp.zeros(config["NUM_ENVS"]), batch, reverse=True
-            )
-            targets = advantages + batch.value
+            params, moments, *rest = runner
+            (_, *rest), batch = jax.lax.scan(env_step, (params, *rest), None, config["NUM_STEPS"])
+            obs, action, reward, next_value, episodes = batch
 
             def loss(params):
-                logits, value = network.apply(params, batch.obs)
-                ratio = jnp.exp(log_prob_of(logits, batch.action) - batch.log_prob)
-                gae = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-                actor = -jnp.minimum(ratio * gae, jnp.clip(ratio, 0.8, 1.2) * gae).mean()
-                return actor + 0.5 * jnp.mean((value - targets) ** 2)
+                logits, value = network(params, obs)
+                advantage = reward + 0.9 * next_value - value
+                chosen = jnp.take_along_axis(
+                    jax.nn.log_softmax(logits), action[..., None], axis=-1
+                )[..., 0]
+                actor = -(chosen * jax.lax.stop_gradient(advantage - advantage.mean())).mean()
+                return actor + 0.5 * (advantage**2).mean()
 
-            def epoch(train_state, _):
-                value, grads = jax.value_and_grad(loss)(train_state.params)
-                return train_state.apply_gradients(grads=grads), value
+            value, grads = jax.value_and_grad(loss)(params)
+            changes, moments = adam.update(grads, moments)
+            params = optax.apply_updates(params, changes)
+            return (params, moments, *rest), {"loss": value, "reward": reward.mean(), **episodes}
 
-            train_state, losses = jax.lax.scan(epoch, train_state, None, config["EPOCHS"])
-            metric = {"loss": losses.mean(), "reward": batch.reward.mean(), **batch.info}
-            return (train_state, env_state, last_obs, rng), metric
-
-        runner = (train_state, env_state, obsv, rng)
+        runner = (params, adam.init(params), env_state, obsv, rng)
         return jax.lax.scan(update, runner, None, config["NUM_UPDATES"])
 
     return train

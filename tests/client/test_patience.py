@@ -2,125 +2,73 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from jaxserve.client import ConnectionLost, ServeClient, ServerError, async_client
 from jaxserve.client.transports import HttpTransport, WebSocketTransport
 from server.json_responses import answer_problems
 from server.request_errors import OutOfTime, Overloaded, RefusedRequest
+from tests.server_thread import FakeServer
 
 _OURS = {"error": "the engine failed", "detail": "the engine failed"}
 
 
-class Stub:
+class Stub(FakeServer):
     """A server with one session, over HTTP and WebSocket, whose answers can be spoilt."""
 
     def __init__(self) -> None:
         self.spoilt: list[tuple[int, dict[str, str], bytes]] = []
-        """answers to the next HTTP requests, in place of what was asked for."""
+        """answers to the next POST requests, in place of what was asked for."""
         self.socket: int | dict[str, Any] | None = 403
         """refusal of a WebSocket, by a status or by a message; None accepts it."""
         self.steps = 0
         self.asked: list[str] = []
-        stub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                stub.asked.append(self.path)
-                if stub.spoilt:
-                    status, headers, body = stub.spoilt.pop(0)
-                    self.respond(status, body, headers)
-                    return
-                stub.steps = 0 if self.path == "/reset" else stub.steps + 1
-                body = {"results": [stub.answer()]} if self.path == "/agent" else stub.answer()
-                self.respond(200, json.dumps(body).encode(), {})
-
-            def do_GET(self) -> None:
-                if "Upgrade" in self.headers:
-                    self.websocket()
-                else:
-                    self.respond(200, json.dumps(stub.answer()).encode(), {})
-
-            def respond(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def websocket(self) -> None:
-                stub.asked.append("/ws")
-                self.close_connection = True
-                if isinstance(stub.socket, int):
-                    self.respond(stub.socket, b"", {})
-                    return
-                key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-                accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
-                self.send_response(101)
-                for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade")):
-                    self.send_header(name, value)
-                self.send_header("Sec-WebSocket-Accept", accept)
-                self.end_headers()
-                while message := self.read_text():
-                    if stub.socket is not None:
-                        self.write_text({"type": "error", "data": stub.socket})
-                        return
-                    stub.steps += message["type"] == "step"
-                    self.write_text({"type": "observation", "data": stub.answer()})
-
-            def read_text(self) -> dict[str, Any] | None:
-                head = self.rfile.read(2)
-                if len(head) < 2 or head[0] & 15 == 8:
-                    return None
-                size = head[1] & 127
-                if size == 126:
-                    size = int.from_bytes(self.rfile.read(2), "big")
-                mask = self.rfile.read(4)
-                data = bytes(byte ^ mask[i % 4] for i, byte in enumerate(self.rfile.read(size)))
-                return json.loads(data)
-
-            def write_text(self, message: dict[str, Any]) -> None:
-                data = json.dumps(message).encode()
-                self.wfile.write(b"\x81\x7e" + len(data).to_bytes(2, "big") + data)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = False
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
+        http = Route("/{path}", self._http, methods=["GET", "POST"])
+        super().__init__([WebSocketRoute("/ws", self._websocket), http])
 
     def answer(self) -> dict[str, Any]:
-        about = {"session_id": "s", "step": self.steps, "pad": "x" * 130}
+        about = {"session_id": "s", "step": self.steps}
         return {"observation": {"metadata": about}, "reward": 0.5, "done": False}
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    async def _http(self, request: Request) -> Response:
+        path = request.url.path
+        if request.method == "POST":
+            self.asked.append(path)
+            if self.spoilt:
+                status, headers, body = self.spoilt.pop(0)
+                return Response(body, status, headers)
+            self.steps = 0 if path == "/reset" else self.steps + 1
+        return JSONResponse({"results": [self.answer()]} if path == "/agent" else self.answer())
+
+    async def _websocket(self, websocket: WebSocket) -> None:
+        self.asked.append("/ws")
+        if isinstance(self.socket, int):
+            await websocket.send_denial_response(Response(status_code=self.socket))
+            return
+        await websocket.accept()
+        async for message in websocket.iter_json():
+            if self.socket is not None:
+                await websocket.send_json({"type": "error", "data": self.socket})
+                break
+            self.steps += message["type"] == "step"
+            await websocket.send_json({"type": "observation", "data": self.answer()})
 
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:
-    made = Stub()
-    yield made
-    made.close()
+    with Stub() as made:
+        yield made
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ It is a real HTTP server in a thread, with the routes and the streams of vLLM. `
 - ``cut``: the connection breaks after so many tokens.
 - ``usage``: False tells none in a stream although it was asked for.
 - ``error``: True fails inside the stream, as vLLM does.
-- ``pad``: bytes that each token is longer.
+- ``pad``: bytes that each token is longer; ``blank``: True gives tokens without text.
 - ``headers``: more headers of the answer.
 """
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
+import socketserver
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,29 +101,39 @@ class StubEngine(FakeServer):
             body = await request.body()
         except ClientDisconnect:
             return Response()
-        seen = Seen(
-            request.url.path,
-            request.url.query,
-            dict(request.headers),
-            body,
-            asyncio.get_running_loop(),
-        )
+        url, loop = request.url, asyncio.get_running_loop()
+        seen = Seen(url.path, url.query, dict(request.headers), body, loop)
         self.seen.append(seen)
-        asked = seen.json
+        asked = self._asked(seen)
         stub = asked.get("stub", {})
+        headers = stub.get("headers")
         if "status" in stub:
             seen.outcome = "done"
-            headers = stub.get("headers")
             return JSONResponse({"error": {"message": "as asked"}}, stub["status"], headers)
+        if refusal := self._refusal(asked):
+            return refusal
         waits = stub.get("gated") == "head" or (stub.get("gated") and not asked.get("stream"))
         if waits and not await self._goes_on(request, seen):
             return Response()
-        headers = stub.get("headers")
         if asked.get("stream"):
-            parts = self._counted(seen, stream_of(seen.path, asked, seen))
+            parts = self._counted(seen, self._stream(asked, seen))
             return StreamingResponse(parts, media_type="text/event-stream", headers=headers)
         seen.outcome = "done"
-        return JSONResponse(whole_of(seen.path, asked), headers=headers)
+        return JSONResponse(self._whole(asked, seen.path), headers=headers)
+
+    def _asked(self, seen: Seen) -> dict[str, Any]:
+        """The body, with its field ``stub``."""
+        return seen.json
+
+    def _refusal(self, asked: dict[str, Any]) -> Response | None:
+        """What is answered to a request that is not served."""
+        return None
+
+    def _whole(self, asked: dict[str, Any], path: str) -> dict[str, Any]:
+        return whole_of(path, asked)
+
+    def _stream(self, asked: dict[str, Any], seen: Seen) -> AsyncIterator[bytes]:
+        return stream_of(seen.path, asked, seen)
 
     async def _goes_on(self, request: Request, seen: Seen) -> bool:
         """Waits to be allowed; False when the client is gone."""
@@ -162,11 +172,8 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
 
 def usage_of(tokens: int) -> dict[str, int]:
     """As chat and completions tell it."""
-    return {
-        "prompt_tokens": PROMPT_TOKENS,
-        "completion_tokens": tokens,
-        "total_tokens": PROMPT_TOKENS + tokens,
-    }
+    counts = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": tokens}
+    return {**counts, "total_tokens": PROMPT_TOKENS + tokens}
 
 
 def whole_of(path: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +199,7 @@ async def stream_of(path: str, asked: dict[str, Any], seen: Seen | None) -> Asyn
             await seen.gate.acquire()
         if place == stub.get("cut"):
             raise RuntimeError("the connection breaks, as asked")
-        yield token(f"t{place} " + "x" * stub.get("pad", 0))
+        yield token("" if stub.get("blank") else f"t{place} " + "x" * stub.get("pad", 0))
     if stub.get("error"):
         yield event({"error": {"message": "the engine failed", "code": 500}})
     include = (asked.get("stream_options") or {}).get("include_usage")
@@ -234,9 +241,8 @@ def _messages_last(tokens: int, usage: bool) -> list[bytes]:
 
 
 def _responses_token(text: str) -> bytes:
-    return event(
-        {"type": "response.output_text.delta", "delta": text}, "response.output_text.delta"
-    )
+    name = "response.output_text.delta"
+    return event({"type": name, "delta": text}, name)
 
 
 def _responses_last(tokens: int, usage: bool) -> list[bytes]:
@@ -265,56 +271,43 @@ def nobody_there() -> Iterator[str]:
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
-class RawServer:
+class RawServer(socketserver.ThreadingTCPServer):
     """Says some bytes to whoever connects and sends a request, whatever it was."""
+
+    daemon_threads, block_on_close = True, False
 
     def __init__(self, says: bytes = b"", *, stays: bool = False) -> None:
         """Args: what is said, and whether the connection then stays open."""
-        self._says = says
-        self._stays = stays
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self.requests = 0
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__(("127.0.0.1", 0), _RawAnswer)
+        self.says, self.requests = says, 0
+        self.ends = threading.Event()
+        if not stays:
+            self.ends.set()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        try:
-            # The whole request: what is left unread when a connection is closed resets it, and the
-            # client may lose what was said.
-            received, size = b"", None
-            while size is None or len(received) < size:
-                part = connection.recv(65536)
-                if not part:
-                    return
-                received += part
-                if size is None and b"\r\n\r\n" in received:
-                    head, _, _ = received.partition(b"\r\n\r\n")
-                    length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
-                    size = len(head) + 4 + (int(length[1]) if length else 0)
-            self.requests += 1
-            connection.sendall(self._says)
-            if self._stays:
-                self._open.append(connection)
-                return
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        if not self._stays:
-            connection.close()
-
-    def __enter__(self) -> RawServer:
-        return self
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is gone is none."""
 
     def __exit__(self, *exception: object) -> None:
-        self._socket.close()
-        for connection in self._open:
-            connection.close()
+        self.ends.set()
+        self.shutdown()
+        self.server_close()
+
+
+class _RawAnswer(socketserver.StreamRequestHandler):
+    server: RawServer
+
+    def handle(self) -> None:
+        # The whole request: what is left unread when a connection is closed resets it, and the
+        # client may lose what was said.
+        size = 0
+        for line in iter(self.rfile.readline, b"\r\n"):
+            if not line:
+                return
+            name, _, value = line.partition(b":")
+            size = int(value) if name.lower() == b"content-length" else size
+        self.rfile.read(size)
+        self.server.requests += 1
+        self.wfile.write(self.server.says)
+        self.server.ends.wait()

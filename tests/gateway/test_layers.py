@@ -8,17 +8,8 @@ from pathlib import Path
 import jaxserve.gateway
 
 ROOT = Path(jaxserve.gateway.__path__[0])
-LAYERS = (
-    "settings",
-    "http",
-    "dialects",
-    "engines",
-    "measure",
-    "knobs",
-    "exchange",
-    "recording",
-    "app",
-)
+LOWER = ("settings", "http", "dialects", "engines", "measure")
+LAYERS = (*LOWER, "knobs", "exchange", "recording", "app")
 """From the lowest to the highest."""
 
 

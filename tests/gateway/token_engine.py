@@ -8,7 +8,8 @@ after the temperature. ``stub`` in a request, or in JSON in its
 header ``x-stub``, may have:
 
 - ``reply``: what is said (``ok``), or a list with one for each choice.
-- ``reasoning``: what is thought before it.
+- ``reasoning``: what is thought before it; ``refusal``: what is said in place of it, at the end.
+- ``finish``: the finish reason; ``usage``: further counts.
 - ``calls``: names of tools that are called, ``arguments`` of all of them, as JSON, and
   ``turn`` in their ids.
 - ``gated``: every event of a stream waits for ``Seen.allow``; or the whole answer.
@@ -20,20 +21,20 @@ header ``x-stub``, may have:
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.gateway.stub_engine import Seen, StubEngine, event
 
 END = 3
 _ROLES = {"system": 10, "developer": 11, "user": 12, "assistant": 13, "tool": 14}
+_REASONING = {"vllm": "reasoning", "sglang": "reasoning_content"}
 _SAMPLED_ELSEWHERE = 5000
 """Added to the tokens of a text that is sampled in other tokens than the template's."""
 
@@ -85,6 +86,8 @@ def message_of(asked: dict[str, Any], index: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if stub.get("reasoning"):
         message["reasoning_content"] = stub["reasoning"]
+    if stub.get("refusal"):
+        message["refusal"] = stub["refusal"]
     if stub.get("calls"):
         message["tool_calls"] = [
             {
@@ -136,36 +139,30 @@ class TokenEngine(StubEngine):
         self.kind = kind
         self.option = f"{kind}={self.url}"
 
-    async def _answer(self, request: Request) -> Response:
-        body = await request.body()
-        headers = dict(request.headers)
-        loop = asyncio.get_running_loop()
-        seen = Seen(request.url.path, request.url.query, headers, body, loop)
-        self.seen.append(seen)
+    def _asked(self, seen: Seen) -> dict[str, Any]:
         asked = seen.json
-        if "x-stub" in headers:
-            asked["stub"] = json.loads(headers["x-stub"])
+        if "x-stub" in seen.headers:
+            asked["stub"] = json.loads(seen.headers["x-stub"])
         elif self.script is not None:
             asked["stub"] = self.script(asked)
-        stub = asked.get("stub", {})
+        return asked
+
+    def _refusal(self, asked: dict[str, Any]) -> Response | None:
         if self.serves not in (None, asked["model"]):
             sentence = f"The model `{asked['model']}` does not exist."
             return JSONResponse({"error": {"message": sentence, "code": 404}}, 404)
-        if "status" in stub:
-            error = {"error": {"message": "as asked"}}
-            return JSONResponse(error, stub["status"], stub.get("headers"))
-        if stub.get("garbage"):
+        if asked.get("stub", {}).get("garbage"):
             return JSONResponse({"what": "is this"})
         refused = ("return_prompt_token_ids", "return_token_ids", "return_meta_info")
         if self.kind == "sglang" and asked.get("stream") and any(map(asked.get, refused)):
             return JSONResponse({"error": {"message": "not with streaming"}}, 400)
-        if asked.get("stream"):
-            parts = self._counted(seen, _vllm_stream(asked, seen))
-            return StreamingResponse(parts, media_type="text/event-stream")
-        if stub.get("gated") and not await self._goes_on(request, seen):
-            return Response()
-        seen.outcome = "done"
-        return JSONResponse((_vllm_whole if self.kind == "vllm" else _sglang_whole)(asked))
+        return None
+
+    def _whole(self, asked: dict[str, Any], path: str) -> dict[str, Any]:
+        return _whole(asked, self.kind)
+
+    def _stream(self, asked: dict[str, Any], seen: Seen) -> AsyncIterator[bytes]:
+        return _vllm_stream(asked, seen)
 
     async def _models(self, request: Request) -> Response:
         card = {"id": self.serves or "stub", "created": 1, "max_model_len": LENGTH}
@@ -180,74 +177,44 @@ class TokenEngine(StubEngine):
         return JSONResponse({"count": len(tokens), "max_model_len": LENGTH, "tokens": tokens})
 
 
-def _named(message: dict[str, Any], name: str) -> dict[str, Any]:
-    """With the engine's name for reasoning."""
-    rest = {key: value for key, value in message.items() if key != "reasoning_content"}
-    return {**rest, name: message.get("reasoning_content")}
+def _finish(asked: dict[str, Any], message: dict[str, Any]) -> str:
+    usual = "tool_calls" if "tool_calls" in message else "stop"
+    return asked.get("stub", {}).get("finish", usual)
 
 
-def _choices(asked: dict[str, Any], reasoning: str) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    """What both engines' whole answers have of each choice, and its tokens.
-
-    Args:
-      reasoning: the engine's name for it.
-    """
+def _whole(asked: dict[str, Any], kind: str) -> dict[str, Any]:
+    """An answer that is not streamed, with what the engine was asked to tell."""
+    prompt, choices, total = prompt_of(asked["messages"]), [], 0
     for index in range(asked.get("n", 1)):
         message = message_of(asked, index)
         tokens = sampled(message)
+        total += len(tokens)
+        thought = message.pop("reasoning_content", None)
         choice = {
             "index": index,
-            "message": _named(message, reasoning),
+            "message": {**message, _REASONING[kind]: thought},
             "logprobs": _content(tokens, 0) if asked.get("logprobs") else None,
-            "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
+            "finish_reason": _finish(asked, message),
         }
-        yield choice, tokens
-
-
-def _vllm_whole(asked: dict[str, Any]) -> dict[str, Any]:
-    found, total = [], 0
-    for choice, tokens in _choices(asked, "reasoning"):
-        total += len(tokens)
-        ids = tokens if asked.get("return_token_ids") else None
-        found.append({**choice, "stop_reason": None, "token_ids": ids})
-    prompt = prompt_of(asked["messages"])
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": asked["model"],
-        "choices": found,
-        "usage": _usage(prompt, total),
-        "prompt_logprobs": None,
-        "prompt_token_ids": prompt if asked.get("return_token_ids") else None,
-    }
-
-
-def _sglang_whole(asked: dict[str, Any]) -> dict[str, Any]:
-    found, total = [], 0
-    prompt = prompt_of(asked["messages"])
-    for choice, tokens in _choices(asked, "reasoning_content"):
-        total += len(tokens)
-        choice["matched_stop"] = END
+        if kind == "vllm":
+            choice |= {"stop_reason": None}
+            choice["token_ids"] = tokens if asked.get("return_token_ids") else None
+        else:
+            choice["matched_stop"] = END
         if asked.get("return_prompt_token_ids"):
             choice["prompt_token_ids"] = prompt
         if asked.get("return_meta_info"):
             values = [scaled(one, asked.get("temperature")) for one in logprobs(tokens)]
-            pairs = zip(values, tokens, strict=True)
-            choice["meta_info"] = {
-                "id": "1",
-                "output_token_logprobs": [[value, token, text_of(token)] for value, token in pairs],
-            }
-        found.append(choice)
-    return {
-        "id": "1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": asked["model"],
-        "choices": found,
-        "usage": _usage(prompt, total),
-        "metadata": {"weight_version": "default"},
-    }
+            told = [
+                [value, token, text_of(token)] for value, token in zip(values, tokens, strict=True)
+            ]
+            choice["meta_info"] = {"id": "1", "output_token_logprobs": told}
+        choices.append(choice)
+    head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": asked["model"]}
+    whole = {**head, "choices": choices, "usage": _usage(asked, prompt, total)}
+    if kind == "sglang":
+        return {**whole, "metadata": {"weight_version": "default"}}
+    return {**whole, "prompt_token_ids": prompt if asked.get("return_token_ids") else None}
 
 
 async def _vllm_stream(asked: dict[str, Any], seen: Seen) -> AsyncIterator[bytes]:
@@ -277,8 +244,7 @@ async def _vllm_stream(asked: dict[str, Any], seen: Seen) -> AsyncIterator[bytes
             choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None}
             if asked.get("logprobs"):
                 choice["logprobs"] = _content([row[place]], place)
-            reason = "tool_calls" if "tool_calls" in answers[index] else "stop"
-            choice["finish_reason"] = reason if last else None
+            choice["finish_reason"] = _finish(asked, answers[index]) if last else None
             choice["token_ids"] = [row[place]] if ids else None
             # Without text vLLM sends an event only for what stands beside it.
             if delta or last or ids or asked.get("logprobs"):
@@ -287,7 +253,7 @@ async def _vllm_stream(asked: dict[str, Any], seen: Seen) -> AsyncIterator[bytes
     if stub.get("error"):
         yield event({"error": {"message": "the engine failed", "code": 500}})
     if (asked.get("stream_options") or {}).get("include_usage"):
-        yield event({**head, "choices": [], "usage": _usage(prompt, total)})
+        yield event({**head, "choices": [], "usage": _usage(asked, prompt, total)})
     yield b"data: [DONE]\n\n"
 
 
@@ -300,6 +266,8 @@ def _delta(message: dict[str, Any], place: int, last: bool) -> dict[str, Any]:
         return {"reasoning": letter} if letter else {}
     if place < len(thought) + len(text):
         return {"content": text[place - len(thought)]}
+    if last and "refusal" in message:
+        return {"refusal": message["refusal"]}
     calls = message.get("tool_calls")
     if last and calls:
         return {"tool_calls": [{**call, "index": number} for number, call in enumerate(calls)]}
@@ -314,9 +282,7 @@ def _content(tokens: Sequence[int], start: int) -> dict[str, Any]:
     }
 
 
-def _usage(prompt: Sequence[int], total: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": len(prompt),
-        "completion_tokens": total,
-        "total_tokens": len(prompt) + total,
-    }
+def _usage(asked: dict[str, Any], prompt: Sequence[int], total: int) -> dict[str, Any]:
+    counts = {"prompt_tokens": len(prompt), "completion_tokens": total}
+    more = asked.get("stub", {}).get("usage", {})
+    return {**counts, "total_tokens": len(prompt) + total, **more}

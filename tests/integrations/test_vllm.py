@@ -233,34 +233,6 @@ def test_every_knob_is_turned_while_50_requests_stream(url: str) -> None:
     asyncio.run(go())
 
 
-def test_priority_routing_orders_those_who_wait(url: str) -> None:
-    """Switched when they have come in by turns, the urgent are served first."""
-
-    async def go() -> bool:
-        async with engine_at(url) as engine:
-            await engine.put(batch_cap=1, priority_routing=0, speculation_depth=0)
-            async with asyncio.TaskGroup() as clients:
-                clients.create_task(engine.stream(200))  # runs while the others come
-                while not (engine.streams and engine.streams[0].first_s):
-                    await asyncio.sleep(0.01)
-                for i in range(STREAMS - 1):
-                    clients.create_task(engine.stream(4, priority=i % 2))
-                state = await engine.ask("GET", "control")
-                while state["waiting"] < STREAMS - 1 and not engine.streams[0].ended:
-                    await asyncio.sleep(0.05)
-                    state = await engine.ask("GET", "control")
-                waited = state["waiting"] == STREAMS - 1
-                await engine.put(priority_routing=1)
-            ordered = sorted(engine.streams[1:], key=lambda stream: stream.first_s)
-            priorities = [stream.priority for stream in ordered]
-            print("priorities in the order of first tokens:", *priorities)
-            assert not waited or priorities == sorted(priorities)
-            return waited
-
-    if not asyncio.run(go()):
-        pytest.skip("the machine was too busy to bring all into the line while the first one ran")
-
-
 def test_a_lease_expires_by_itself(url: str) -> None:
     """The engine says so, and runs as it was started."""
 
@@ -294,24 +266,6 @@ def test_a_lease_expires_by_itself(url: str) -> None:
             assert {stream.tokens for stream in engine.streams} == {180}
 
     asyncio.run(go())
-
-
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        ({"batch_cap": 33}, "batch_cap is 33; this engine allows 1 to 32"),
-        ({"quantization_tier": 1}, "quantization_tier cannot be turned: vLLM holds one set"),
-        ({"cap": 1}, "knob 'cap' is unknown"),
-    ],
-)
-def test_what_cannot_be_is_refused(url: str, body: dict[str, Any], sentence: str) -> None:
-    """In one sentence; and nothing at all without the token."""
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    command = {"lease_s": 5, "knobs": body}
-    answer = httpx.put(f"{url}/jaxserve/control", json=command, headers=headers)
-    assert (answer.status_code, answer.json()["error"][: len(sentence)]) == (400, sentence)
-    assert httpx.put(f"{url}/jaxserve/control", json=command).status_code == 401
-    assert httpx.get(f"{url}/jaxserve/steps").status_code == 401
 
 
 def test_operated_in_shadow_then_guarded(

@@ -3,80 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tests.live.deployment import Deployment, knobs_answer, locked
 
-FAULTS: dict[str, tuple[Callable[[Deployment], object], Callable[[Deployment], object], str]] = {
-    "the engine was restarted": (
-        lambda one: setattr(one, "engine_id", "b"),
-        lambda one: None,
-        "an engine was restarted",
-    ),
-    "a counter went back": (
-        lambda one: setattr(one, "counters", 0.0),
-        lambda one: None,
-        "the engines' counter of output_tokens went back",
-    ),
-    "the gateway was restarted": (
-        lambda one: setattr(one, "gateway", "two"),
-        lambda one: None,
-        "the gateway was restarted",
-    ),
-    "metrics are garbage": (
-        lambda one: one.engine_fields.update(kv_use=float("nan")),
-        lambda one: one.engine_fields.clear(),
-        "the engines: vllm-0: kv_use is nan",
-    ),
-    "the engine cannot be read": (
-        lambda one: one.engine_fields.update(error="engine vllm-0 cannot be reached"),
-        lambda one: one.engine_fields.clear(),
-        "no engine shows its metrics: engine vllm-0 cannot be reached",
-    ),
-    "the window is garbage": (
-        lambda one: one.window_fields.update(classes=7),
-        lambda one: one.window_fields.clear(),
-        "the window: classes is 7; it must be a JSON object",
-    ),
-    "the window is forgotten": (
-        lambda one: one.window_fields.update(complete=False),
-        lambda one: one.window_fields.clear(),
-        "the gateway does not have all of the window",
-    ),
-    "the gateway cannot be reached": (
-        lambda one: setattr(one, "unreachable", True),
-        lambda one: setattr(one, "unreachable", False),
-        "the gateway cannot be reached",
-    ),
-    "an action is not acknowledged": (
-        lambda one: one.lies.update(batch_cap=7.0),
-        lambda one: one.lies.clear(),
-        "batch_cap is 7.0 after it was told",
-    ),
-    "an engine refuses": (
-        lambda one: setattr(one, "refuses", "engine vllm-0 refused"),
-        lambda one: setattr(one, "refuses", None),
-        "engine vllm-0 refused",
-    ),
-    "an answer is slow": (
-        lambda one: setattr(one, "slow_s", 0.6),
-        lambda one: setattr(one, "slow_s", 0.0),
-        "a decision missed its deadline",
-    ),
-    "the machine stood still": (
-        lambda one: setattr(one, "stopped_s", 7.3),
-        lambda one: None,
-        "the window took 8.3 s in place of 1 s",
-    ),
-    "a knob is gone": (
-        lambda one: setattr(one, "answers", knobs_answer(batch_cap=locked())),
-        lambda one: setattr(one, "answers", knobs_answer()),
-        "batch_cap can no longer be turned",
-    ),
-    "knobs are garbage": (
-        lambda one: setattr(one, "answers", {"knobs": 7}),
-        lambda one: setattr(one, "answers", knobs_answer()),
-        "the knobs: engines is missing",
-    ),
+_ENGINE = {"error": "engine vllm-0 cannot be reached"}
+_NO_CAP = knobs_answer(batch_cap=locked())
+_PASSING: dict[str, tuple[str, Any, str]] = {
+    "the engine was restarted": ("engine_id", "b", "an engine was restarted"),
+    "a counter went back": ("counters", 0.0, "the engines' counter of output_tokens went back"),
+    "the gateway was restarted": ("gateway", "two", "the gateway was restarted"),
+    "the machine stood still": ("stopped_s", 7.3, "the window took 8.3 s in place of 1 s"),
+}
+_LASTING: dict[str, tuple[str, Any, str]] = {
+    "metrics are garbage": ("engine_fields", {"kv_use": float("nan")}, "vllm-0: kv_use is nan"),
+    "the engine cannot be read": ("engine_fields", _ENGINE, "no engine shows its metrics: "),
+    "the window is garbage": ("window_fields", {"classes": 7}, "the window: classes is 7; it must"),
+    "the window is forgotten": ("window_fields", {"complete": False}, "does not have all of the"),
+    "the gateway cannot be reached": ("unreachable", True, "the gateway cannot be reached"),
+    "an action is not acknowledged": ("lies", {"batch_cap": 7.0}, "batch_cap is 7.0 after it was"),
+    "an engine refuses": ("refuses", "engine vllm-0 refused", "engine vllm-0 refused"),
+    "an answer is slow": ("slow_s", 0.6, "a decision missed its deadline"),
+    "a knob is gone": ("answers", _NO_CAP, "batch_cap can no longer be turned"),
+    "knobs are garbage": ("answers", {"knobs": 7}, "the knobs: engines is missing"),
+}
+"""A field of the deployment, its value, and the reason that is told."""
+
+
+def _setting(field: str, value: Any) -> Callable[[Deployment], object]:
+    return lambda one: setattr(one, field, value)
+
+
+Fault = tuple[Callable[[Deployment], object], Callable[[Deployment], object], str]
+FAULTS: dict[str, Fault] = {
+    what: (_setting(field, value), lambda one: None, why)
+    for what, (field, value, why) in _PASSING.items()
+} | {
+    what: (_setting(field, value), _setting(field, getattr(Deployment(), field)), why)
+    for what, (field, value, why) in _LASTING.items()
 }
 """What happens, how it ends, and the reason that is told."""
 

@@ -56,33 +56,29 @@ def test_live_task(engine: PluginEngine, task: str, capsys: pytest.CaptureFixtur
     made = ["live-task", "--task", task, "--out", "live.json", "--gateway"]
     assert "the gateway cannot be reached" in refused(capsys, *made, nobody)
     assert "--gateway is 'localhost'" in refused(capsys, *made, "localhost")
-    assert "--out is 'live.txt'" in refused(
-        capsys, "live-task", "--task", task, "--out", "live.txt", "--gateway", nobody
-    )
+    made[4] = "live.txt"
+    assert "--out is 'live.txt'" in refused(capsys, *made, nobody)
+    made[4] = "live.json"
     with RunningGateway([engine]) as gateway:
         engine.metrics = b"garbage"
         assert "no engine shows its metrics" in refused(capsys, *made, gateway.control_url)
         assert not Path("live.json").exists()
         other = str(data_dir() / "tables" / "llama-3.1-8b__h100-sxm-80gb.parquet")
-        assert "does not say what was measured" in refused(
-            capsys, *made, gateway.control_url, "--table", other
-        )
+        said = refused(capsys, *made, gateway.control_url, "--table", other)
+        assert "does not say what was measured" in said
 
 
 def test_operate_and_send(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Agents that nobody can be, and nobody to talk to."""
     nobody = f"http://127.0.0.1:{free_port()}"
     operate = ["operate", "--task", task, "--log", "x.jsonl", "--gateway", nobody]
-    assert "--agent is planner, which is shown the simulator's state" in refused(
-        capsys, *operate, "--agent", "planner"
-    )
-    assert "--windows is 0" in refused(capsys, *operate, "--windows", "0")
-    assert "a knob of --most-changes is 'cap'; it must be one of batch_cap" in refused(
-        capsys, *operate, "--most-changes", "cap=2"
-    )
-    assert "batch_cap of --most-changes is 'few'" in refused(
-        capsys, *operate, "--most-changes", "batch_cap=few"
-    )
+    for option, value, sentence in (
+        ("--agent", "planner", "--agent is planner, which is shown the simulator's state"),
+        ("--windows", "0", "--windows is 0"),
+        ("--most-changes", "cap=2", "a knob of --most-changes is 'cap'; it must be one of batch_c"),
+        ("--most-changes", "batch_cap=few", "batch_cap of --most-changes is 'few'"),
+    ):
+        assert sentence in refused(capsys, *operate, option, value)
     assert "cannot be reached" in refused(capsys, "send", "--task", task, "--url", nobody)
     assert "--seed is -1" in refused(capsys, "send", "--task", task, "--seed", "-1")
     assert "the gateway cannot be reached" in refused(capsys, "switch", "off", "--gateway", nobody)
@@ -104,9 +100,8 @@ def test_weights_from_elsewhere_ask_first(
 ) -> None:
     """They turn no knob unless the operator says that they may; shadow says it and goes on. The
     trace that they were trained on does not count, because the traffic is real."""
-    monkeypatch.setattr(
-        "jaxserve.agents.panel.best_static_policy", lambda *_: StaticPolicy(make_action())
-    )
+    static = StaticPolicy(make_action())
+    monkeypatch.setattr("jaxserve.agents.panel.best_static_policy", lambda *_: static)
     (tmp_path / "other.json").write_text(json.dumps(TASK | {"horizon": 100}))
     elsewhere = trained(tmp_path / "elsewhere", load_setup("other.json"))
     own = load_setup(task)

@@ -11,17 +11,9 @@ import pytest
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import ChatClient, EngineClient, EngineError, Target
 from jaxserve.live.prompts import RandomPrompts
-from jaxserve.sim.machine.cost_model import IterationTimer
-from tests.gateway.stub_engine import RawServer, StubEngine
-from tests.live.calibration.batching import HttpEngine
+from tests.gateway.stub_engine import PROMPT_TOKENS, RawServer, StubEngine
+from tests.mock_engine.conftest import running
 from tests.server.live.paid_engine import PaidEngine
-
-
-class Quick(IterationTimer):
-    """An engine of which no time matters."""
-
-    def iteration_s(self, **load: Any) -> float:
-        return 1e-3
 
 
 def ask(url: str, what: Callable[[EngineClient], Awaitable[Any]], **target: str) -> Any:
@@ -34,17 +26,6 @@ def ask(url: str, what: Callable[[EngineClient], Awaitable[Any]], **target: str)
     return asyncio.run(run())
 
 
-def test_tokens_are_those_that_the_engine_counts() -> None:
-    """And every event with output is timed, one without text as well."""
-    with HttpEngine(Quick()) as engine:
-        answer = ask(engine.url, lambda client: client.complete([20] * 30, 5))
-    assert (answer.prompt_tokens, answer.output_tokens) == (30, 5)
-    assert answer.sent_s < answer.first_s < answer.last_s
-    [asked] = engine.asked
-    assert asked["ignore_eos"] is True and asked["max_tokens"] == 5
-    assert asked["stream_options"] == {"include_usage": True}
-
-
 def test_a_gateway_in_front_is_asked_for_completions() -> None:
     """With its own token; the engine itself tells the rest, and never gets the gateway's token."""
 
@@ -52,18 +33,18 @@ def test_a_gateway_in_front_is_asked_for_completions() -> None:
         await client.complete([20] * 30, 5)
         return await client.plug_in("control"), await client.kv_pool_tokens()
 
-    with HttpEngine(Quick(), plug_in=True) as engine, StubEngine() as gateway:
-        keys = {"key": "sk-engine", "gateway_url": gateway.url, "gateway_token": "of the gateway"}
-        state, pool = ask(engine.url, both, **keys)
+    with running(kv_blocks=500) as engine:
+        with StubEngine() as gateway:
+            keys = {"gateway_url": gateway.url, "gateway_token": "of the gateway"}
+            state, pool = ask(engine.url, both, key="sk-engine", **keys)
         assert state is not None and pool == 8000
-        assert not engine.asked
+        assert engine.loop.log.after(0)["rows"] == []
+        with pytest.raises(EngineError) as caught:
+            ask(engine.url, lambda client: client.complete([20] * 30, 5), **keys)
     [asked] = gateway.seen
     assert asked.path == "/v1/completions"
-    with HttpEngine(Quick()) as engine, pytest.raises(EngineError) as caught:
-        closed = keys | {"gateway_url": gateway.url}
-        ask(engine.url, lambda client: client.complete([20] * 30, 5), **closed)
-    assert str(caught.value).startswith(f"gateway {gateway.url} cannot be reached")
     assert asked.headers["authorization"] == "Bearer of the gateway"
+    assert str(caught.value).startswith(f"gateway {gateway.url} cannot be reached")
 
 
 def test_the_plug_in() -> None:
@@ -72,11 +53,11 @@ def test_the_plug_in() -> None:
     async def all_of_it(client: EngineClient) -> tuple[Any, Any]:
         return await client.kv_pool_tokens(), await client.plug_in("control")
 
-    with HttpEngine(Quick(), plug_in=True) as engine:
+    with running(kv_blocks=500) as engine:
         pool, state = ask(engine.url, all_of_it)
-    assert pool == 16 * 500 and state["knobs"]["batch_cap"]["now"] == 4
-    with HttpEngine(Quick()) as engine:
-        assert ask(engine.url, all_of_it) == (None, None)
+    assert pool == 16 * 500 and state["knobs"]["batch_cap"]["now"] == 8
+    with StubEngine() as bare:
+        assert ask(bare.url, all_of_it) == (None, None)
 
 
 def test_the_key_is_sent_and_never_shown() -> None:
@@ -113,13 +94,42 @@ def test_nobody_listens() -> None:
         ask(server.url, lambda client: client.kv_pool_tokens())
 
 
-@pytest.mark.parametrize(
-    "url", ["localhost:8000", "ftp://x", "http://", "http://u:p@x", "http://x/y"]
-)
+@pytest.mark.parametrize("url", ["localhost:1", "ftp://x", "http://", "http://u:p@x", "http://x/y"])
 def test_what_is_no_address(url: str) -> None:
     """Is refused; a password in it would end up in messages."""
     with pytest.raises(InputError, match="--url"):
         Target(url)
+
+
+def complete(
+    monkeypatch: pytest.MonkeyPatch, stub: dict[str, Any], events: list[float]
+) -> tuple[Any, Any]:
+    """A completion by an engine that does as ``stub`` says, and what the engine was asked."""
+
+    async def ask_it(client: EngineClient) -> Any:
+        request = client._session.request
+
+        def with_stub(method: str, url: str, **options: Any) -> Any:
+            options.get("json", {})["stub"] = stub
+            return request(method, url, **options)
+
+        monkeypatch.setattr(client._session, "request", with_stub)
+        return await client.complete([20], 3, on_output=events.append)
+
+    with StubEngine() as engine:
+        return ask(engine.url, ask_it), engine.seen[-1].json
+
+
+def test_tokens_are_those_that_the_engine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And every event with output is timed, one without text as well."""
+    events: list[float] = []
+    answer, asked = complete(monkeypatch, {"tokens": 5, "blank": True}, events)
+    assert (answer.prompt_tokens, answer.output_tokens) == (PROMPT_TOKENS, 5)
+    assert answer.sent_s < answer.first_s <= answer.last_s
+    assert [answer.first_s, answer.last_s] == [events[0], events[-1]]
+    assert len(events) == 6  # the last one has the finish reason
+    assert asked["ignore_eos"] is True and asked["max_tokens"] == 3
+    assert asked["stream_options"] == {"include_usage": True}
 
 
 @pytest.mark.parametrize(
@@ -136,20 +146,8 @@ def test_completions_that_fail(
     monkeypatch: pytest.MonkeyPatch, stub: dict[str, Any], said: str
 ) -> None:
     """End the measurement with one sentence."""
-    with StubEngine() as engine:
-
-        async def complete(client: EngineClient) -> None:
-            request = client._session.request
-
-            def with_stub(method: str, url: str, **options: Any) -> Any:
-                options.get("json", {})["stub"] = stub
-                return request(method, url, **options)
-
-            monkeypatch.setattr(client._session, "request", with_stub)
-            await client.complete([20], 3)
-
-        with pytest.raises(InputError, match=said):
-            ask(engine.url, complete)
+    with pytest.raises(InputError, match=said):
+        complete(monkeypatch, stub, [])
 
 
 def test_a_chat_is_asked_in_words() -> None:
@@ -160,9 +158,8 @@ def test_a_chat_is_asked_in_words() -> None:
         async with ChatClient(Target(url, model="small")) as engine:
             prompts = RandomPrompts(0)
             await prompts.learn(engine)
-            return await engine.complete(
-                "four words of text", 3, on_output=events.append
-            ), engine.model
+            asked = "four words of text"
+            return await engine.complete(asked, 3, on_output=events.append), engine.model
 
     with PaidEngine() as engine:
         answer, model = asyncio.run(chat(engine.url))
@@ -174,24 +171,20 @@ def test_a_chat_is_asked_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "reason"),
+    ("mode", "reason", "status"),
     [
-        ("endless", "streams more than the 3 tokens"),
-        ("garbage", "streams no events|streamed a completion without output"),
-        ("cut", "cannot be reached"),
-        ("uncounted", "prompt_tokens is missing"),
-        ("telltale", "401"),
+        ("endless", "streams more than the 3 tokens", None),
+        ("garbage", "streams no events|streamed a completion without output", None),
+        ("cut", "cannot be reached", None),
+        ("uncounted", "prompt_tokens is missing", None),
+        ("telltale", "401", 401),
+        ("full", "429", 429),
     ],
 )
-def test_a_stream_that_is_none(mode: str, reason: str) -> None:
-    """One sentence, in which an engine cannot repeat the key."""
+def test_a_stream_that_is_none(mode: str, reason: str, status: int | None) -> None:
+    """One sentence, in which an engine cannot repeat the key; with the status of a refusal, so that
+    a full engine is known from a broken one."""
     with PaidEngine(mode) as engine, pytest.raises(InputError, match=reason) as caught:
         ask(engine.url, lambda client: client.complete([20] * 9, 3), key="sk-secret")
     assert "sk-secret" not in str(caught.value) and len(str(caught.value)) < 400
-
-
-def test_the_status_of_a_refusal_is_told() -> None:
-    """So that a full engine is known from a broken one."""
-    with PaidEngine("full") as engine, pytest.raises(EngineError) as caught:
-        ask(engine.url, lambda client: client.complete([20] * 9, 3))
-    assert caught.value.status == 429
+    assert getattr(caught.value, "status", None) == status

@@ -132,17 +132,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("number", "keys", "value", "message"), WRONG)
-def test_logs_that_are_none(
-    number: int,
-    keys: tuple[str, ...],
-    value: Any,
-    message: str,
-    setup: TaskSetup,
-    steps: Steps,
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("wrong", WRONG)
+def test_logs_that_are_none(wrong: Any, setup: TaskSetup, steps: Steps, tmp_path: Path) -> None:
     """One sentence with the line."""
+    number, keys, value, message = wrong
     path = tmp_path / "log.jsonl"
     write(path, steps[:2])
     changed(path, number, *keys, value=value)

@@ -142,10 +142,8 @@ def test_a_killed_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             for _ in range(2):
                 before = steered()
                 with own_process(command, stdout=subprocess.DEVNULL) as controller:
-                    wait_until(
-                        lambda now=before: steered() > now and state()["mode"] == "leased",
-                        "steering",
-                    )
+                    wait_until(lambda now=before: steered() > now, "steering")
+                    wait_until(lambda: state()["mode"] == "leased", "a lease")
                     controller.send_signal(signal.SIGKILL)
                     controller.wait(PATIENCE_S)
                 assert state()["lease_left_s"] <= LEASE_WINDOWS * WINDOW_S
@@ -155,9 +153,8 @@ def test_a_killed_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert cap["now"] == cap["static"] == 64
     kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
     assert kinds.count("header") == 2
-    assert len(read_episode(log, setup_of(tmp_path / "mine.json").env).notes) == kinds.count(
-        "window"
-    )
+    episode = read_episode(log, setup_of(tmp_path / "mine.json").env)
+    assert len(episode.notes) == kinds.count("window")
 
 
 @pytest.mark.slow

@@ -26,9 +26,8 @@ BASE = {key: value for key, value in TASK.items() if key not in ("limits", "lock
 
 def test_what_is_offered_stays_free() -> None:
     """Inside the engine's limits; the rest is locked, and the memory term is off."""
-    knobs = parse_knobs(
-        knobs_answer(batch_cap=offered(48, 2, 48), token_budget=offered(4096, 1, 4096))
-    )
+    more = {"batch_cap": offered(48, 2, 48), "token_budget": offered(4096, 1, 4096)}
+    knobs = parse_knobs(knobs_answer(**more))
     base = BASE | {"knobs": ["batch_cap", "kv_budget_fraction", "speculation_depth"]}
     task = derive(base, "mine", knobs, ENGINES)
     spec = parse_task(task, "mine")
@@ -113,11 +112,10 @@ def test_engines_of_another_tier() -> None:
     assert spec.locked["quantization_tier"] == 2
 
 
-@given(
-    static=st.none() | st.integers(1, 100_000),
-    most=st.integers(1, 100_000),
-    least=st.integers(1, 4),
-)
+MANY = st.integers(1, 100_000)
+
+
+@given(static=st.none() | MANY, most=MANY, least=st.integers(1, 4))
 def test_ranges_wider_than_the_knobs(static: int | None, most: int, least: int) -> None:
     """A gateway's cap may lie far above: the task is one all the same."""
     cap = offered(64, min(least, most), most) | {"static": static, "how": "approximated"}

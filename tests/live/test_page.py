@@ -18,8 +18,9 @@ from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from tests.docs.snippets import blocks
 from tests.gateway.gateway_thread import RunningGateway
-from tests.live.calibration.batching import HttpEngine, measured_in_virtual_time
-from tests.mock_engine.conftest import running
+from tests.live.calibration.batching import measured_in_virtual_time
+from tests.live.test_commands import refused
+from tests.mock_engine.conftest import Running, running
 from tests.quick_compiler import programs_compute
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "live.md"
@@ -27,21 +28,21 @@ H100 = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpEngine]:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     """An engine whose times are an H100's, whatever the machine of the test does meanwhile."""
 
     async def measure(client: object, plan: CalibrationPlan, progress: object) -> object:
         return measured_in_virtual_time(H100, plan, kv_pool_tokens=60_000)
 
     monkeypatch.setattr(calibrate, "measure", measure)
-    with HttpEngine(H100) as running:
-        yield running
+    with running(max_model_len=2048, kv_blocks=4000, batch_cap=64, token_budget=2048) as mock:
+        yield mock
 
 
 @pytest.mark.slow
 @programs_compute()
 def test_the_page(
-    engine: HttpEngine,
+    engine: Running,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -79,17 +80,13 @@ def test_the_page(
     assert "mine, measured, 3 windows" in printed and Path("live.png").stat().st_size > 10_000
 
 
-def run_line(line: str, engine: HttpEngine, servers: ExitStack) -> None:
-    """A command of the page. Gateways stay; from the first one on the engine is a mock engine,
-    which has knobs."""
+def run_line(line: str, engine: Running, servers: ExitStack) -> None:
+    """A command of the page. Gateways stay."""
     words = shlex.split(line)[1:]
     if words[0] == "gateway":
-        mock = servers.enter_context(
-            running(max_model_len=2048, kv_blocks=4000, batch_cap=64, token_budget=2048)
-        )
         _, _, url, _, *slo = words
         assert url == "vllm=http://127.0.0.1:8000"
-        gateway = RunningGateway([f"vllm={mock.url}"], slo=tuple(slo))
+        gateway = RunningGateway([f"vllm={engine.url}"], slo=tuple(slo))
         ADDRESSES["9000"] = servers.enter_context(gateway).url
         ADDRESSES["9001"] = gateway.control_url
         return
@@ -105,13 +102,6 @@ ADDRESSES: dict[str, str] = {}
 """where the page's gateway is, by the port that the page names."""
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one sentence of a command that fails."""
-    assert cli.main(arguments) == 2
-    error = capsys.readouterr().err.splitlines()
-    return error[-1].removeprefix("jaxserve: ")
-
-
 def calibration(url: str, *more: str) -> list[str]:
     """A command that writes mine.parquet."""
     described = ["--hardware", "h100-sxm-80gb", "--model", "llama-3.1-8b", "--out", "mine.parquet"]
@@ -119,7 +109,7 @@ def calibration(url: str, *more: str) -> list[str]:
 
 
 def test_what_calibrate_refuses(
-    engine: HttpEngine,
+    engine: Running,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -140,7 +130,7 @@ def test_what_calibrate_refuses(
 
 
 def test_an_interrupted_calibration(
-    engine: HttpEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leaves no file."""
 

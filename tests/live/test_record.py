@@ -118,11 +118,8 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
 def test_it_reads_what_the_gateway_writes(tmp_path: Path) -> None:
     """Field by field."""
     records = Records(kept=5, path=tmp_path / "records.jsonl")
-    records.add(
-        RequestRecord(
-            "a", "chat", START_S, 1.0, prompt_tokens=3, output_tokens=4, outcome="completed"
-        )
-    )
+    counted = {"prompt_tokens": 3, "output_tokens": 4, "outcome": "completed"}
+    records.add(RequestRecord("a", "chat", START_S, 1.0, **counted))
     records.close()
     assert record(tmp_path / "records.jsonl").csv.splitlines()[1:] == [b"0.000000,3,4"]
 

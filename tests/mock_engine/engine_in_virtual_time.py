@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.mock_engine.clock import Clock
-from jaxserve.mock_engine.knobs import leased_knobs
 from jaxserve.mock_engine.loop import EngineLoop
-from jaxserve.mock_engine.machine import Machine, build_machine
+from jaxserve.mock_engine.machine import Machine, build_machine, leased_knobs
 from jaxserve.mock_engine.outputs import PseudoModel, SamplingParams
 from jaxserve.mock_engine.requests import CompletionRequest
 from jaxserve.mock_engine.sequences import SequenceGroup

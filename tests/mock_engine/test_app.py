@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +11,14 @@ import httpx
 import openai
 import pytest
 
+from tests.gateway.gateway_thread import Leaver
 from tests.mock_engine.conftest import Running
 from tests.patience import PATIENCE_S, wait_until
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Say something."}]}
 COMPLETION = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
+
+BODIES = {"chat/completions": CHAT, "completions": COMPLETION}
 
 
 @pytest.fixture
@@ -75,9 +77,7 @@ def test_the_official_client_completes(client: openai.OpenAI) -> None:
     assert answer.usage is not None and answer.usage.prompt_tokens == 4
 
 
-@pytest.mark.parametrize(
-    ("path", "body"), [("chat/completions", CHAT), ("completions", COMPLETION)]
-)
+@pytest.mark.parametrize(("path", "body"), BODIES.items())
 def test_token_ids_are_told(engine: Running, path: str, body: dict[str, Any]) -> None:
     """In a stream the prompt's come first, the output's with each event."""
     asked = {**body, "max_tokens": 8, "return_token_ids": True}
@@ -123,14 +123,13 @@ def test_outputs_end(engine: Running) -> None:
         (
             {"prompt": [1] * 513},
             400,
-            "This model's maximum context length is 512 tokens. However, your prompt contains 513 "
-            "input tokens",
-            "input_tokens",
+            "This model's maximum context length is 512",
+            "input_",
         ),
         (
             {"max_tokens": 513},
             400,
-            "max_tokens=513 cannot be greater than max_model_len=512",
+            "max_tokens=513 cannot be greater than max_model_len=",
             "max_t",
         ),
         ({"max_tokens": 0}, 400, "request: max_tokens is 0; it must be a whole number", None),
@@ -141,12 +140,7 @@ def test_outputs_end(engine: Running) -> None:
         ({"stream": "yes"}, 400, "request: stream is 'yes'; it must be true or false", None),
         ({"stop": [1]}, 400, "stop is [1]; it must be a text or a list of texts", None),
         ({"echo": True}, 400, "echo is not known to the mock engine", "echo"),
-        (
-            {"stream_options": {"include_usage": True}},
-            400,
-            "Stream options can only be",
-            "stream_o",
-        ),
+        ({"stream_options": {"include_usage": True}}, 400, "Stream options can only", "stream_"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -203,16 +197,13 @@ def test_metrics_have_vllms_names(start: Any) -> None:
 def test_a_client_that_leaves_is_forgotten(start: Any, streamed: bool) -> None:
     """Its place and its blocks are free, whether it was running or waiting."""
     engine = start(speed=1.0, batch_cap=1)
-    body = json.dumps({**COMPLETION, "max_tokens": 500, "stream": streamed}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     port = int(engine.url.rpartition(":")[2])
-    leavers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
-    for leaver in leavers:
-        leaver.sendall(head.encode() + body)
+    body = {**COMPLETION, "max_tokens": 500, "stream": streamed}
+    leavers = [Leaver(port, body, "/v1/completions") for _ in range(3)]
     state = engine.loop.state
     wait_until(lambda: (state()["running"], state()["waiting"]) == (1, 2))
     for leaver in leavers:
-        leaver.close()
+        leaver.leave()
     wait_until(lambda: (state()["running"], state()["waiting"]) == (0, 0))
     assert state()["kv_blocks_used"] == 0
 
@@ -220,8 +211,7 @@ def test_a_client_that_leaves_is_forgotten(start: Any, streamed: bool) -> None:
 def test_a_client_that_does_not_read_holds_nobody_up(start: Any) -> None:
     """Others are served meanwhile."""
     engine = start()
-    body = json.dumps({**COMPLETION, "max_tokens": 500, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", int(engine.url.rpartition(":")[2]))) as idle:
-        idle.sendall(head.encode() + body)
-        assert len(events(engine, "/v1/completions", COMPLETION)) == 8
+    body = {**COMPLETION, "max_tokens": 500, "stream": True}
+    idle = Leaver(int(engine.url.rpartition(":")[2]), body, "/v1/completions")
+    assert len(events(engine, "/v1/completions", COMPLETION)) == 8
+    idle.leave()

@@ -43,9 +43,8 @@ def test_an_output_is_what_was_asked(
     elif isinstance(output.stop_reason, str):
         assert output.stop_reason in sampling.stop
         assert text.endswith(output.stop_reason) or not sampling.keeps_stop
-        assert VOCABULARY.texts(ids).startswith(
-            text + output.stop_reason * (not sampling.keeps_stop)
-        )
+        told = text if sampling.keeps_stop else text + output.stop_reason
+        assert VOCABULARY.texts(ids).startswith(told)
     elif output.stop_reason is not None:
         assert ids[-1] == output.stop_reason in sampling.stop_token_ids
         assert text == VOCABULARY.texts(ids[:-1])

@@ -97,8 +97,7 @@ def test_units() -> None:
     text = printed(evaluation_table(found).rich(), 100)
     for cell in ("0.80", "60.0", "100 ms", "static_workload, 2 test episodes", "0.40..1.20"):
         assert cell in text
-    assert "…" not in text
-    assert "score" not in text
+    assert "…" not in text and "score" not in text
     text = printed(tail_table(found).rich(), 100)
     for cell in ("10.0 s", "20.0 ms", "0.40", "1.4", "1051", "static_workload, tail and cost"):
         assert cell in text
@@ -222,11 +221,8 @@ def test_a_search_shows_how_far_settings_are_apart() -> None:
     table = search_table(setup, found)
     assert table.header[:3] == ("", "batch cap", "KV budget")
     assert table.header[5:] == ("10 % slower", "10 % faster")
-    assert [row[:3] for row in table.rows] == [
-        ("best", "512", "1"),
-        ("equal", "384", "1"),
-        ("worse", "8", "1"),
-    ]
+    rows = [("best", "512", "1"), ("equal", "384", "1"), ("worse", "8", "1")]
+    assert [row[:3] for row in table.rows] == rows
     text = printed(table.rich(), 120)
     for part in ("64 training episodes", "-0.4500", "+0.0010", "equal", "worse"):
         assert part in text

@@ -131,25 +131,6 @@ def test_questions(method: str, path: str, question: dict[str, Any]) -> None:
     assert [asked for _, asked in core.asked] == [question, question]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "sentence"),
-    [
-        ("PUT", "control", b"", 400, "not JSON"),
-        ("PUT", "control", b'{"lease_s": 5, "knobs": {"cap": 1}}', 400, "knob 'cap' is unknown"),
-        ("PUT", "control", b" " * 20_000, 413, "more than 16384 bytes"),
-        ("GET", "steps?after=-1", b"", 400, "after is '-1'"),
-        ("GET", "steps?after=%C2%B2", b"", 400, "must be the number of a step"),
-    ],
-)
-def test_bad_requests(method: str, path: str, body: bytes, status: int, sentence: str) -> None:
-    """One sentence, and no engine is asked."""
-    core = Engines()
-    answer = ask(core, method, path, content=body)
-    assert answer.status_code == status
-    assert sentence in answer.json()["error"]
-    assert core.asked == []
-
-
 def test_what_an_engine_refuses_is_a_bad_request() -> None:
     """With its own sentence."""
     core = Engines({"refused": "batch_cap is 65; this engine allows 1 to 64"})

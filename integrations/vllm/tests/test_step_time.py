@@ -123,25 +123,19 @@ def test_a_bad_file_is_refused(tmp_path: Path, data: Any, message: str) -> None:
         read_step_time(tmp_path / "missing.json")
 
 
-def test_a_device_computes_one_step_after_the_other() -> None:
-    """A step that is submitted early starts when the one before it is done, another at once."""
-    now = 50.0
-    device = Device(StepTime({"step": 2.0}, (), 1.0, 0.0), lambda: now)
+@pytest.mark.parametrize(
+    ("hidden_s", "submitted", "ends"),
+    [
+        (0.0, (50.0, 51.0, 60.0), [52.0, 54.0, 62.0]),
+        (0.25, (50.0, 52.25, 54.5), [52.0, 54.0, 56.5]),
+    ],
+)
+def test_a_device_computes_one_step_after_the_other(
+    hidden_s: float, submitted: tuple[float, ...], ends: list[float]
+) -> None:
+    """A step that is submitted early, or so little late that a GPU would hide it, starts when the
+    one before it is done; another at once."""
+    times = iter(submitted)
+    device = Device(StepTime({"step": 2.0}, (), 1.0, hidden_s), lambda: next(times))
     load = StepLoad(1, 1, 1, 0, 0, 0.0, 0)
-    assert device.submit(load) == 52
-    now = 51.0
-    assert device.submit(load) == 54
-    now = 60.0
-    assert device.submit(load) == 62
-
-
-def test_what_a_gpu_would_hide_takes_no_time() -> None:
-    """A step that is submitted a little late starts when the one before it was done."""
-    now = 50.0
-    device = Device(StepTime({"step": 2.0}, (), 1.0, 0.25), lambda: now)
-    load = StepLoad(1, 1, 1, 0, 0, 0.0, 0)
-    assert device.submit(load) == 52
-    now = 52.25
-    assert device.submit(load) == 54
-    now = 54.5
-    assert device.submit(load) == 56.5
+    assert [device.submit(load) for _ in submitted] == ends

@@ -1,4 +1,4 @@
-"""The door for clients: routes, tokens, and no key anywhere that it does not belong."""
+"""The port for clients: routes, tokens, and no key where it does not belong."""
 
 from __future__ import annotations
 
@@ -147,9 +147,7 @@ def test_too_many_at_a_time(engine: StubEngine, start: Start) -> None:
     assert gateway.http.get("/health").status_code == 200
     for client in clients:
         client.leave()
-    turned_away, *others = sorted(
-        gateway.records(3), key=lambda each: each["outcome"], reverse=True
-    )
+    turned_away, *others = sorted(gateway.records(3), key=lambda one: one["outcome"], reverse=True)
     assert (turned_away["outcome"], turned_away["reason"]) == ("rejected", "too_many_requests")
     assert turned_away["dialect"] == "messages" and turned_away["status"] == 429
     assert [each["outcome"] for each in others] == ["cancelled", "cancelled"]

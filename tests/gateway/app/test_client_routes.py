@@ -13,11 +13,7 @@ from jaxserve.gateway.http.errors import RequestError
 from jaxserve.gateway.settings import GatewaySettings
 
 PASSED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-COUNTED = (
-    "/v1/messages/count_tokens",
-    "/v1/responses/input_tokens",
-    "/v1beta/models/m:countTokens",
-)
+COUNTED = ("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/models/m:countTokens")
 GENERATED = ("/v1beta/models/m:generateContent", "/v1/models/m:streamGenerateContent")
 LISTED = ("/v1/models/m", "/v1beta/models", "/v1beta/models/m")
 TABLE: dict[str, tuple[Access, Operation, str]] = {
@@ -70,58 +66,42 @@ def test_every_path_has_its_route(path: str) -> None:
     assert (route.access, route.operation, method in route.methods) == (access, operation, True)
 
 
-@pytest.mark.parametrize("path", TABLE)
-def test_a_gateway_without_token_and_sessions(path: str) -> None:
-    """Direct requests pass, pages of browsers do not, and routes of sessions do not exist."""
-    access, _, method = TABLE[path]
-    direct = status(path, method=method)
-    page = status(path, method=method, headers=[(b"origin", b"http://evil.example")])
-    expected = {
-        Access.ANYONE: (200, 200),
-        Access.CLIENT: (200, 403),
-        Access.SESSION: (404, 404),
-    }
-    assert (direct, page) == expected[access]
-    if access is not Access.SESSION:
-        assert status(path, method="DELETE") == 405
+PAGE = [(b"origin", b"http://evil.example")]
+RIGHT, WRONG = ([(b"authorization", b"Bearer " + token)] for token in (b"right", b"wrong"))
+WHO: list[tuple[str | None, bool, dict[str, Any], tuple[int, int, int]]] = [
+    (None, False, {}, (200, 200, 404)),
+    (None, False, {"headers": PAGE}, (200, 403, 404)),
+    ("right", False, {"headers": RIGHT}, (200, 200, 404)),
+    ("right", False, {"headers": WRONG}, (200, 401, 404)),
+    ("right", False, {}, (200, 401, 404)),
+    ("right", True, {"headers": RIGHT}, (200, 200, 404)),
+    ("right", True, {"headers": WRONG}, (200, 401, 401)),
+    ("right", True, {}, (200, 401, 401)),
+    ("right", True, {"query": b"key", "headers": PAGE}, (200, 200, 200)),
+    ("right", True, {"query": b"other"}, (200, 401, 401)),
+    (None, True, {"query": b"key", "headers": PAGE}, (200, 200, 200)),
+    (None, True, {"query": b"other"}, (200, 401, 401)),
+]
+"""The gateway's token, whether it has sessions, and what a request shows; the statuses of paths for
+anyone, for clients and for sessions."""
 
 
 @pytest.mark.parametrize("path", TABLE)
-@pytest.mark.parametrize("sessions", [False, True])
-def test_a_gateway_with_a_token(path: str, sessions: bool) -> None:
-    """The token opens all but the routes of sessions."""
+@pytest.mark.parametrize(("token", "sessions", "shown", "statuses"), WHO)
+def test_who_enters(
+    path: str, token: str | None, sessions: bool, shown: dict[str, Any], statuses: tuple[int, ...]
+) -> None:
+    """Routes of sessions are none without them; no page enters but with a session's key, and the
+    token opens all but the routes of sessions."""
     access, _, method = TABLE[path]
-    right = [(b"authorization", b"Bearer right")]
-    wrong = [(b"authorization", b"Bearer wrong")]
-    found = [
-        status(path, method=method, token="right", sessions=sessions, headers=headers)
-        for headers in (right, wrong, [])
-    ]
-    denied = 401 if sessions else 404
-    expected = {
-        Access.ANYONE: [200, 200, 200],
-        Access.CLIENT: [200, 401, 401],
-        Access.SESSION: [404, denied, denied],
-    }
-    assert found == expected[access]
+    expected = dict(zip(Access, statuses, strict=True))[access]
+    asked = {"token": token, "sessions": sessions, **shown}
+    assert status(path, method=method, **asked) == expected
+    if expected == 200:
+        assert status(path, method="DELETE", **asked) == 405
 
 
-@pytest.mark.parametrize("path", TABLE)
-@pytest.mark.parametrize("token", [None, "right"])
-def test_a_gateway_with_sessions(path: str, token: str | None) -> None:
-    """A session's key opens every route, whatever page sends it; without one nobody enters."""
-    access, _, method = TABLE[path]
-    page = [(b"origin", b"http://evil.example")]
-    shown = {"method": method, "token": token, "sessions": True}
-    assert status(path, query=b"key", headers=page, **shown) == 200
-    assert status(path, query=b"other", **shown) == (200 if access is Access.ANYONE else 401)
-    wrong = {**shown, "method": "DELETE"}
-    assert status(path, query=b"key", **wrong) == 405
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/metrics", "/v1", "/v1/embeddings", "/health/", "/tokenize"]
-)
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1", "/v1/embeddings", "/health/"])
 def test_other_paths(path: str) -> None:
     """404 before any question for a token; a head that is too large is refused before that."""
     assert route_of(path) is None

@@ -87,11 +87,7 @@ def test_an_absolute_target_leads_nowhere_else(engine: StubEngine, gateway: Runn
 
 def test_nonsense(gateway: RunningGateway) -> None:
     """Is answered 400, or not at all, and the next client is served."""
-    for sends in (
-        b"\x16\x03\x01\x00\xa5\x01\x00",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"\r\n" * 50 + b"x" * 99,
-    ):
+    for sends in (b"\x16\x03\x01\x00\xa5\x01", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 50 + b"x" * 99):
         with connect(gateway, sends) as client:
             client.shutdown(socket.SHUT_WR)
             said = read_to_end(client)

@@ -66,9 +66,8 @@ def test_a_thousand_streams(start: Start) -> None:
             assert answer == asyncio.run(_expected(body))
         records = gateway.records(1000)
         assert {record["outcome"] for record in records} == {"completed"}
-        assert sorted(r["output_tokens"] for r in records) == sorted(
-            n % 13 + 1 for n in range(1000)
-        )
+        expected = sorted(n % 13 + 1 for n in range(1000))
+        assert sorted(record["output_tokens"] for record in records) == expected
         wait_until(lambda: not gateway.connections(), "the end of all connections")
         assert len(gateway.app.in_flight) == 0
         assert gateway.app.pools["default"].replicas[0].in_flight == 0

@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,31 +112,20 @@ def _accepts(port: int | None) -> bool:
 def test_the_end_of_patience(engine: StubEngine, start: Start) -> None:
     """What runs longer than the drain gets its error, in a stream, before it and in the queue."""
     gateway = start([engine], ",cap=2", look_ahead=0, drain_s=0.2)
-    bodies = [
-        {"stream": True, "stub": {"gated": True}},
-        {"stub": {"gated": "head"}},
-        {"stub": {"gated": True}},
-    ]
-    answers: dict[int, httpx.Response] = {}
-
-    def post(place: int) -> None:
-        answers[place] = httpx.post(
-            f"{gateway.url}/v1/chat/completions", json=bodies[place], timeout=PATIENCE_S
-        )
-
-    threads = [threading.Thread(target=post, args=(place,)) for place in range(3)]
-    for place, thread in enumerate(threads):
-        thread.start()
-        if place < 2:
-            engine.wait_for(place + 1)
-    gateway.wait_for_queue(1)
-    gateway.stop()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert answers[0].status_code == 200 and "gateway_stopping" in answers[0].text
-    for place in (1, 2):
-        assert answers[place].status_code == 503
-        assert answers[place].json()["error"]["code"] == "gateway_stopping"
+    bodies = [{"stream": True, "stub": {"gated": True}}]
+    bodies += [{"stub": {"gated": "head"}}, {"stub": {"gated": True}}]
+    with ThreadPoolExecutor(3) as pool:
+        posts = []
+        for place, body in enumerate(bodies):
+            posts.append(pool.submit(gateway.post, body))
+            engine.wait_for(min(place + 1, 2))
+        gateway.wait_for_queue(1)
+        gateway.stop()
+    first, *others = [post.result() for post in posts]
+    assert first.status_code == 200 and "gateway_stopping" in first.text
+    for answer in others:
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "gateway_stopping"
     assert len(engine.seen) == 2
     records = gateway.app.ledger.records.ring
     assert {(one.outcome, one.reason) for one in records} == {("failed", "gateway_stopping")}
@@ -188,10 +177,7 @@ def test_a_client_that_stays_does_not_hold_up_the_end(engine: StubEngine, start:
         (("--engine", "vllm=http://a", "--port", "99999"), "--port is 99999; it must be"),
         (("--engine", "vllm=http://a", "--slo", "x"), "it must be like chat:ttft=0.5"),
         (("--engine", "vllm=http://a", "--records", "/proc/x/y"), "--records is /proc/x/y"),
-        (
-            ("--engine", "vllm=http://a", "--state", "/dev/null"),
-            "--state /dev/null is not readable",
-        ),
+        (("--engine", "vllm=http://a", "--state", "/dev/null"), "/dev/null is not readable"),
         (("--engine", "vllm=http://a", "--control-host", "0.0.0.0"), "CONTROL_TOKEN"),
         (("--engine", "vllm=http://a", "--host", "256.1.1.1"), "cannot be used at 256.1.1.1"),
     ],

@@ -13,6 +13,7 @@ from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Co
 from jaxserve.gateway.dialects.deltas import fold
 from jaxserve.gateway.dialects.engine_reader import EngineReader, engine_error
 from jaxserve.gateway.http.errors import RequestError
+from tests.examples_drawn import any_json
 from tests.gateway.dialects.conversations import completions
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
@@ -118,22 +119,7 @@ def test_what_is_no_answer(answer: dict[str, Any]) -> None:
     assert refused.value.status == 502 and refused.value.reason == "engine_garbage"
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers(-2, 2) | st.text(max_size=3),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    ("choices", "index", "delta", "content", "tool_calls", "function", "usage")
-                ),
-                inner,
-                max_size=4,
-            )
-        ),
-        max_leaves=12,
-    )
-)
+@given(any_json("choices index delta content tool_calls function usage"))
 def test_any_json_is_read_or_refused(value: Any) -> None:
     """Nothing that an engine says is more than its own error."""
     for event in ({"choices": value, "usage": value}, {"choices": [{"delta": value}]}):

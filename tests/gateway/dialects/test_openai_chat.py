@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxserve.gateway.dialects import openai_chat
-from jaxserve.gateway.dialects.canonical import Chat, Completion, CompletionChoice, Counts, ToolCall
+from jaxserve.gateway.dialects.canonical import Chat, Completion, CompletionChoice, Counts
 from jaxserve.gateway.dialects.deltas import deltas_of
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
 from jaxserve.gateway.http.errors import RequestError
@@ -73,59 +73,6 @@ def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RequestError) as refused:
         to_chat(**fields)
     assert sentence in str(refused.value) and refused.value.status == 400
-
-
-def test_a_whole_answer() -> None:
-    """Every field of it."""
-    calls = (ToolCall("c0", "f", '{"a":1}'),)
-    choices = (
-        CompletionChoice(0, "hi", "hm", finish="stop", logprobs=(ENTRY,)),
-        CompletionChoice(1, calls=calls, finish="tool_calls"),
-    )
-    body = openai_chat.answer_body(to_chat(logprobs=True), Completion(choices, Counts(3, 2, 1, 0)))
-    assert body == {
-        "id": "chatcmpl-id1",
-        "object": "chat.completion",
-        "created": NOW_S,
-        "model": "m",
-        "choices": [
-            {
-                "index": 0,
-                "message": {
-                    "role": "assistant",
-                    "content": "hi",
-                    "refusal": None,
-                    "reasoning_content": "hm",
-                },
-                "finish_reason": "stop",
-                "logprobs": {"content": (ENTRY,), "refusal": None},
-            },
-            {
-                "index": 1,
-                "message": {
-                    "role": "assistant",
-                    "content": None,
-                    "refusal": None,
-                    "tool_calls": [
-                        {
-                            "id": "c0",
-                            "type": "function",
-                            "function": {"name": "f", "arguments": '{"a":1}'},
-                        }
-                    ],
-                },
-                "finish_reason": "tool_calls",
-                "logprobs": None,
-            },
-        ],
-        "usage": {
-            "prompt_tokens": 3,
-            "completion_tokens": 2,
-            "total_tokens": 5,
-            "prompt_tokens_details": {"cached_tokens": 1},
-            "completion_tokens_details": {"reasoning_tokens": 0},
-        },
-    }
 
 
 def test_what_only_captures_asked_for() -> None:

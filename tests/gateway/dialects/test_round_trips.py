@@ -44,9 +44,7 @@ def heard(chat: Chat) -> tuple[Any, Any]:
 @given(conversations(), tools())
 def test_a_chat_through_its_own_dialect(messages: list[Any], offered: list[Any]) -> None:
     """It arrives as it was."""
-    chat = openai_chat.to_chat(
-        asked({"model": "m", "messages": messages, "tools": offered}), POLICY
-    )
+    chat = chat_for(openai_chat, {"messages": messages, "tools": offered})
     assert heard(chat) == (messages, offered)
 
 
@@ -171,9 +169,8 @@ def test_any_cut_of_responses_is_the_same(
     """The last event has the whole answer, and its items are what the deltas said."""
     include = ["reasoning.encrypted_content"] if seals else []
     chat = chat_for(openai_responses, {"input": "hello", "stream": True, "include": include})
-    events = written(
-        responses_answers.ResponsesEventWriter(chat), data.draw(cut_deltas(completion))
-    )
+    deltas = data.draw(cut_deltas(completion))
+    events = written(responses_answers.ResponsesEventWriter(chat), deltas)
     assert response(events) == responses_answers.answer_body(chat, completion)
 
 
@@ -193,18 +190,14 @@ def spoken(completion: Completion) -> dict[str, Any]:
     """The assistant's message that a completion is, as the next request has to bring it."""
     choice = completion.first
     text = choice.text + choice.refusal
-    message: dict[str, Any] = {"role": "assistant", "content": text or None}
-    if not choice.calls:
-        message["content"] = text
+    message: dict[str, Any] = {"role": "assistant"}
+    message["content"] = text or None if choice.calls else text
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            {"id": call.id, "type": "function"}
+            | {"function": {"name": call.name, "arguments": call.arguments}}
             for call in choice.calls
         ]
     return message

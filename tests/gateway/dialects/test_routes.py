@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve.gateway.dialects import anthropic_messages, google_generate, openai_chat
 from jaxserve.gateway.dialects.anthropic_messages import MESSAGES
-from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts
+from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts, ToolCall
 from jaxserve.gateway.dialects.deltas import deltas_of
-from jaxserve.gateway.dialects.dialect import ModelCard, Usage
+from jaxserve.gateway.dialects.dialect import ModelCard, Usage, model_cards
 from jaxserve.gateway.dialects.google_generate import GOOGLE
 from jaxserve.gateway.dialects.openai_chat import CHAT
 from jaxserve.gateway.dialects.openai_responses import RESPONSES
@@ -27,7 +29,8 @@ from jaxserve.gateway.dialects.routes import (
 )
 from jaxserve.gateway.http.errors import RequestError
 from jaxserve.gateway.http.json_http import json_object
-from tests.gateway.dialects.conversations import plain_json
+from tests.gateway.dialects.conversations import NOW_S, plain_json
+from tests.gateway.dialects.test_fields import SAMPLES, TOP
 
 ASK = [{"role": "user", "content": "hello"}]
 BODIES = {
@@ -40,14 +43,20 @@ BODIES = {
     "/v1/models/m:streamGenerateContent": {"contents": [{"parts": [{"text": "hello"}]}]},
     "/v1beta/models/m:countTokens": {"contents": [{"parts": [{"text": "hello"}]}]},
 }
+COUNTED = {
+    "/v1/messages/count_tokens": {"input_tokens": 7},
+    "/v1/responses/input_tokens": {"object": "response.input_tokens", "input_tokens": 7},
+    "/v1beta/models/m:countTokens": {"totalTokens": 7},
+}
+WHOLE: dict[str, Any] = orjson.loads(Path(__file__).with_name("whole_answers.json").read_bytes())
+"""Requests and whole answers to them, by path."""
 SAID = Completion((CompletionChoice(0, "hi", "hm", finish="stop"),), Counts(10, 5))
 
 
 def sent(path: str, body: object, query: bytes = b"alt=sse") -> AnswerTranslator:
     """The way back of a request."""
-    chat, answerer = translate(
-        path, query, json_object(orjson.dumps(body)), answer_id="id1", unix_s=5
-    )
+    content = json_object(orjson.dumps(body))
+    chat, answerer = translate(path, query, content, answer_id="id1", unix_s=NOW_S)
     assert answerer.chat is chat
     return answerer
 
@@ -59,14 +68,26 @@ def test_every_path(path: str) -> None:
     answerer = sent(path, BODIES[path])
     assert answerer.chat.request["messages"] == ASK and answerer.chat.model == "m"
     assert answerer.translation is dialect_of(path).translation
-    counts = path.endswith(("tokens", "Tokens"))
-    assert counts_tokens(path) == counts
+    assert counts_tokens(path) == (path in COUNTED)
     assert answerer.chat.streamed == ("stream" in path)
-    if counts:
-        assert 7 in orjson.loads(answerer.counted(7)).values()
+    if path in COUNTED:
+        assert orjson.loads(answerer.counted(7)) == COUNTED[path]
 
 
-@pytest.mark.parametrize("path", [path for path in BODIES if "okens" not in path])
+@pytest.mark.parametrize("path", WHOLE)
+def test_a_whole_answer(path: str) -> None:
+    """Every field of it: a call behind text and reasoning, reasoning cut off, and a call alone."""
+    call = ToolCall("c0", "f", '{"a":1}')
+    logprobs = ({"token": "hi", "logprob": -0.25},)
+    first = CompletionChoice(0, "hi", "hm", "", (call,), "tool_calls", None, logprobs)
+    second = CompletionChoice(1, reasoning="cut", finish="length")
+    third = CompletionChoice(2, calls=(call,), finish="tool_calls")
+    answerer = sent(path, WHOLE[path]["request"])
+    found = answerer.whole(Completion((first, second, third), Counts(10, 5, 4, 2)))
+    assert orjson.loads(found) == WHOLE[path]["answer"]
+
+
+@pytest.mark.parametrize("path", [path for path in BODIES if path not in COUNTED])
 def test_answers_are_what_the_gateway_measures(path: str) -> None:
     """Its eye for tokens, usage and errors sees in every dialect what was written."""
     body = BODIES[path] | {"stream_options": {"include_usage": True}, "stream": True}
@@ -142,124 +163,18 @@ def test_a_stream_needs_events() -> None:
             sent(path, BODIES["/v1beta/models/m:generateContent"], query)
 
 
-_IMAGE = {"type": "base64", "media_type": "image/png", "data": "AA=="}
-_SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
-_GOOGLE = {
-    "systemInstruction": {"parts": [{"text": "a"}]},
-    "contents": [
-        {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": "AA"}}]},
-        {
-            "role": "model",
-            "parts": [
-                {"text": "a", "thought": True},
-                {"functionCall": {"id": "c", "name": "f", "args": {}}, "thoughtSignature": "a"},
-            ],
-        },
-        {
-            "role": "user",
-            "parts": [{"functionResponse": {"id": "c", "name": "f", "response": {"output": "a"}}}],
-        },
-        {"role": "user", "parts": [{"fileData": {"fileUri": "a", "mimeType": "image/png"}}]},
-    ],
-    "tools": [
-        {
-            "functionDeclarations": [
-                {
-                    "name": "f",
-                    "description": "F",
-                    "parameters": {
-                        "type": "OBJECT",
-                        "properties": {"a": {"type": "ARRAY", "items": {"type": "STRING"}}},
-                        "anyOf": [{"type": "OBJECT"}],
-                        "maxItems": "3",
-                    },
-                }
-            ]
-        }
-    ],
-    "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
-    "generationConfig": {
-        "responseMimeType": "application/json",
-        "responseSchema": {"type": "OBJECT"},
-        "responseModalities": ["TEXT"],
-        "thinkingConfig": {"thinkingBudget": 5, "thinkingLevel": "LOW", "includeThoughts": True},
-    },
-}
-_ANTHROPIC = {
-    **BODIES["/v1/messages"],
-    "system": [{"type": "text", "text": "a"}],
-    "messages": [
-        {"role": "user", "content": [{"type": "image", "source": _IMAGE}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "a", "signature": "b"},
-                {"type": "tool_use", "id": "t", "name": "f", "input": {}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "t", "content": [], "is_error": True},
-                {"type": "document", "title": "a", "source": {"type": "content", "content": []}},
-                {"type": "search_result", "title": "a", "source": "b", "content": []},
-            ],
-        },
-    ],
-    "tools": [{"type": "custom", "name": "f", "description": "F", "input_schema": _SCHEMA}],
-    "tool_choice": {"type": "tool", "name": "f"},
-    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
-    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}},
-}
-_RESPONSES = {
-    **BODIES["/v1/responses"],
-    "instructions": "a",
-    "input": [
-        {"role": "user", "content": [{"type": "input_image", "image_url": "a", "detail": "low"}]},
-        {"type": "reasoning", "summary": [{"text": "a"}], "encrypted_content": "b"},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
-        {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": []},
-        {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "a"},
-        {"type": "custom_tool_call_output", "call_id": "d", "output": "a"},
-    ],
-    "tools": [
-        {"type": "function", "name": "f", "description": "F", "parameters": _SCHEMA},
-        {"type": "custom", "name": "g", "format": {"definition": "a"}},
-        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
-    ],
-    "tool_choice": {
-        "type": "allowed_tools",
-        "mode": "auto",
-        "tools": [{"name": "f", "namespace": "n"}],
-    },
-    "include": ["reasoning.encrypted_content"],
-    "reasoning": {"effort": "low"},
-    "text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}},
-}
-_CHAT = {
-    **BODIES["/v1/chat/completions"],
-    "messages": [
-        {"role": "system", "content": "a"},
-        {"role": "developer", "content": [{"type": "text", "text": "b"}]},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]},
-        {"role": "assistant", "content": None, "reasoning": "a", "tool_calls": [{"id": "c"}]},
-        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a"}]},
-    ],
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}],
-    "stream": True,
-    "stream_options": {"include_usage": True},
-    "modalities": ["text"],
-}
-_RICH = {
-    "/v1/chat/completions": _CHAT,
-    "/v1/messages": _ANTHROPIC,
-    "/v1/messages/count_tokens": _ANTHROPIC,
-    "/v1/responses": _RESPONSES,
-    "/v1/responses/input_tokens": _RESPONSES,
-    "/v1beta/models/m:generateContent": _GOOGLE,
-    "/v1beta/models/m:countTokens": {"generateContentRequest": _GOOGLE},
-}
+def rich(path: str) -> dict[str, Any]:
+    """A request with every field that its dialect reads."""
+    dialect = dialect_of(path).name
+    fields = SAMPLES[dialect]["read"]
+    if dialect != "google":
+        return BODIES[path] | fields | {"stream": True}
+    config = {name: fields[name] for name in fields if name not in TOP}
+    body = {name: fields[name] for name in TOP if name in fields} | {"generationConfig": config}
+    return {"generateContentRequest": body} if counts_tokens(path) else body
+
+
+_RICH = {path: rich(path) for path in BODIES}
 
 
 def places(value: object, here: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -330,3 +245,37 @@ def test_models_in_the_form_of_the_client() -> None:
     with pytest.raises(RequestError) as refused:
         models_response("/v1/models/c", [], cards)
     assert refused.value.status == 404
+
+
+CARDS = (ModelCard("a", 1_700_000_000, 4096), ModelCard("b"))
+
+
+def test_what_engines_serve() -> None:
+    """Is read of their own list, as far as it is one."""
+    answer = {
+        "data": [
+            {"id": "a", "created": 1_700_000_000, "max_model_len": 4096},
+            {"id": "b", "max_model_len": None},
+            {"id": 3},
+            "c",
+        ]
+    }
+    assert model_cards(orjson.dumps(answer)) == CARDS
+    for garbage in (None, [], {}, {"data": 3}):
+        assert model_cards(orjson.dumps(garbage)) == ()
+    assert model_cards(b"{") == ()
+
+
+def test_every_dialects_form() -> None:
+    """All of a list, to the letter."""
+    listed = openai_chat.models_body(CARDS)
+    one = {"id": "a", "object": "model", "created": 1_700_000_000, "owned_by": "jaxserve"}
+    assert listed["object"] == "list" and listed["data"][0] == {**one, "max_model_len": 4096}
+    page = anthropic_messages.models_body(CARDS)
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "a", "b")
+    assert page["data"][0]["created_at"] == "2023-11-14T22:13:20Z"
+    first, second = google_generate.models_body(CARDS)["models"]
+    assert (first["name"], first["inputTokenLimit"]) == ("models/a", 4096)
+    assert "inputTokenLimit" not in second
+    for several in (openai_chat.models_body, anthropic_messages.models_body):
+        assert several(())["data"] == []

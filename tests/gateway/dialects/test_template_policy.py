@@ -96,9 +96,8 @@ def test_later_system_messages_are_folded() -> None:
     user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
     later = {"role": "system", "content": "s"}
     policy = TemplatePolicy(later_system="fold")
-    assert fitted([user, answer, later, user], policy)[2:] == [
-        {"role": "user", "content": "s\n\nx"}
-    ]
+    (last,) = fitted([user, answer, later, user], policy)[2:]
+    assert last == {"role": "user", "content": "s\n\nx"}
     assert fitted([user, later, answer], policy)[1:] == [{"role": "user", "content": "s"}, answer]
     assert fitted([user, answer, later], policy)[2:] == [{"role": "user", "content": "s"}]
 

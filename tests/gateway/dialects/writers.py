@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from jaxserve.gateway.dialects.sealed_reasoning import sealed
@@ -26,45 +25,36 @@ def _data(url: str) -> tuple[str, str] | None:
 
 def anthropic_content(content: Any) -> Any:
     """Text and images as blocks."""
-    if isinstance(content, str):
+    if not isinstance(content, list):
         return content
     blocks = []
     for part in content:
         if part["type"] == "text":
             blocks.append(part)
-            continue
-        url = part["image_url"]["url"]
-        if data := _data(url):
+        elif data := _data(part["image_url"]["url"]):
             source = {"type": "base64", "media_type": data[0], "data": data[1]}
+            blocks.append({"type": "image", "source": source})
         else:
-            source = {"type": "url", "url": url}
-        blocks.append({"type": "image", "source": source})
+            blocks.append({"type": "image", "source": {"type": "url", **part["image_url"]}})
     return blocks
 
 
 def anthropic_messages(messages: Messages) -> dict[str, Any]:
     """``system`` and ``messages``; results of tools in a row are one message."""
     found: dict[str, Any] = {"messages": []}
-    for role, group in groupby(messages, key=lambda message: message["role"]):
-        for message in group:
-            if role == "system":
-                found["system"] = [{"type": "text", "text": message["content"]}]
-            elif role == "user":
-                content = anthropic_content(message["content"])
-                found["messages"].append({"role": "user", "content": content})
-            elif role == "assistant":
-                found["messages"].append(_anthropic_assistant(message))
-            else:
-                result = {
-                    "type": "tool_result",
-                    "tool_use_id": message["tool_call_id"],
-                    "content": anthropic_content(message["content"]),
-                }
-                last = found["messages"][-1]
-                if last["role"] == "user" and last["content"][0]["type"] == "tool_result":
-                    last["content"].append(result)
-                else:
-                    found["messages"].append({"role": "user", "content": [result]})
+    for message in messages:
+        role, content = message["role"], anthropic_content(message["content"])
+        if role == "system":
+            found["system"] = [{"type": "text", "text": content}]
+        elif role == "user":
+            found["messages"].append({"role": "user", "content": content})
+        elif role == "assistant":
+            found["messages"].append(_anthropic_assistant(message))
+        else:
+            result = {"tool_use_id": message["tool_call_id"], "content": content}
+            if found["messages"][-1]["role"] == "assistant":
+                found["messages"].append({"role": "user", "content": []})
+            found["messages"][-1]["content"].append({"type": "tool_result", **result})
     return found
 
 

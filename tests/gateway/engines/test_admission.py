@@ -19,15 +19,16 @@ from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import wait_until
 
+pytestmark = pytest.mark.anyio
+
 
 def make_pool(places: Sequence[int | None], capacity: int = 1000) -> Pool:
     """A pool of replicas with so many places each."""
-    specs = [
-        EngineSpec("vllm", f"http://e{place}", f"vllm-{place}", "p") for place in range(len(places))
+    replicas = [
+        Replica(EngineSpec("vllm", f"http://e{number}", f"vllm-{number}", "p"), most)
+        for number, most in enumerate(places)
     ]
-    return Pool(
-        "p", [Replica(spec, most) for spec, most in zip(specs, places, strict=True)], capacity
-    )
+    return Pool("p", replicas, capacity)
 
 
 async def settle() -> None:
@@ -50,34 +51,30 @@ class Visitor:
     leavers=st.sets(st.integers(0, 39)),
     places=st.integers(1, 3),
 )
-def test_order_is_priority_then_arrival(
+async def test_order_is_priority_then_arrival(
     priorities: list[int], leavers: set[int], places: int
 ) -> None:
     """Whoever leaves the queue, the others come in the order of (priority, arrival), no place is
     lost and none is given twice."""
-
-    async def play() -> None:
-        pool = make_pool([places])
-        (replica,) = pool.replicas
-        inside = [await pool.enter(0, pool.number()) for _ in range(places)]
-        visitors = [Visitor(pool, priority) for priority in priorities]
+    pool = make_pool([places])
+    (replica,) = pool.replicas
+    inside = [await pool.enter(0, pool.number()) for _ in range(places)]
+    visitors = [Visitor(pool, priority) for priority in priorities]
+    await settle()
+    for place in leavers & set(range(len(visitors))):
+        visitors[place].task.cancel()
+    await settle()
+    staying = [one for place, one in enumerate(visitors) if place not in leavers]
+    assert pool.waiting == len(staying)
+    for expected in sorted(staying, key=lambda one: (one.priority, one.number)):
+        pool.leave(inside.pop())
         await settle()
-        for place in leavers & set(range(len(visitors))):
-            visitors[place].task.cancel()
-        await settle()
-        staying = [one for place, one in enumerate(visitors) if place not in leavers]
-        assert pool.waiting == len(staying)
-        for expected in sorted(staying, key=lambda one: (one.priority, one.number)):
-            pool.leave(inside.pop())
-            await settle()
-            assert expected.task.done() and replica.in_flight == places
-            inside.append(expected.task.result())
-        assert pool.waiting == 0
-        for one in inside:
-            pool.leave(one)
-        assert replica.in_flight == 0
-
-    asyncio.run(play())
+        assert expected.task.done() and replica.in_flight == places
+        inside.append(expected.task.result())
+    assert pool.waiting == 0
+    for one in inside:
+        pool.leave(one)
+    assert replica.in_flight == 0
 
 
 @given(
@@ -87,125 +84,103 @@ def test_order_is_priority_then_arrival(
         max_size=80,
     ),
 )
-def test_whatever_happens_places_are_kept(
+async def test_whatever_happens_places_are_kept(
     places: list[int | None], steps: list[tuple[str, int]]
 ) -> None:
     """No replica has more than its places, nobody waits while there is room, and at the end
     everything is free."""
+    pool = make_pool(places)
+    visitors: list[Visitor] = []
 
-    async def play() -> None:
-        pool = make_pool(places)
-        visitors: list[Visitor] = []
+    def inside() -> list[Visitor]:
+        return [one for one in visitors if one.task.done() and not one.task.cancelled()]
 
-        def inside() -> list[Visitor]:
-            return [one for one in visitors if one.task.done() and not one.task.cancelled()]
-
-        for step, number in steps:
-            if step == "enter":
-                visitors.append(Visitor(pool, number % 3))
-            elif step == "cancel" and visitors:
-                visitors[number % len(visitors)].task.cancel()
-            elif step == "leave" and inside():
-                gone = inside()[number % len(inside())]
-                visitors.remove(gone)
-                pool.leave(gone.task.result())
-            elif step == "lose":
-                pool.replicas[number % len(places)].unreachable()
-            if number % 3:  # otherwise the next step comes before anybody noticed
-                await settle()
-        await settle()
-        assert sum(replica.in_flight for replica in pool.replicas) == len(inside())
-        for replica, most in zip(pool.replicas, places, strict=True):
-            assert most is None or replica.in_flight <= most
-        if pool.waiting and not any(step == "lose" for step, _ in steps):
-            assert not any(replica.has_place() for replica in pool.replicas)
-        while gone := inside():
-            for one in gone:
-                visitors.remove(one)
-                pool.leave(one.task.result())
+    for step, number in steps:
+        if step == "enter":
+            visitors.append(Visitor(pool, number % 3))
+        elif step == "cancel" and visitors:
+            visitors[number % len(visitors)].task.cancel()
+        elif step == "leave" and inside():
+            gone = inside()[number % len(inside())]
+            visitors.remove(gone)
+            pool.leave(gone.task.result())
+        elif step == "lose":
+            pool.replicas[number % len(places)].unreachable()
+        if number % 3:  # otherwise the next step comes before anybody noticed
             await settle()
-        assert pool.waiting == 0
-        assert all(replica.in_flight == 0 for replica in pool.replicas)
+    await settle()
+    assert sum(replica.in_flight for replica in pool.replicas) == len(inside())
+    for replica, most in zip(pool.replicas, places, strict=True):
+        assert most is None or replica.in_flight <= most
+    if pool.waiting and not any(step == "lose" for step, _ in steps):
+        assert not any(replica.has_place() for replica in pool.replicas)
+    while gone := inside():
+        for one in gone:
+            visitors.remove(one)
+            pool.leave(one.task.result())
+        await settle()
+    assert pool.waiting == 0
+    assert all(replica.in_flight == 0 for replica in pool.replicas)
 
-    asyncio.run(play())
 
-
-def test_the_least_loaded_replica_is_next() -> None:
+async def test_the_least_loaded_replica_is_next() -> None:
     """Load is spread evenly, and equals take turns."""
-
-    async def play() -> None:
-        pool = make_pool([None, None, None])
-        names = [(await pool.enter(0, pool.number())).spec.name for _ in range(9)]
-        assert names == ["vllm-0", "vllm-1", "vllm-2"] * 3
-        pool.leave(pool.replicas[1])
-        assert (await pool.enter(0, pool.number())).spec.name == "vllm-1"
-
-    asyncio.run(play())
+    pool = make_pool([None, None, None])
+    names = [(await pool.enter(0, pool.number())).spec.name for _ in range(9)]
+    assert names == ["vllm-0", "vllm-1", "vllm-2"] * 3
+    pool.leave(pool.replicas[1])
+    assert (await pool.enter(0, pool.number())).spec.name == "vllm-1"
 
 
-def test_one_that_cannot_be_reached_rests() -> None:
+async def test_one_that_cannot_be_reached_rests() -> None:
     """Others are asked first, and it is asked when there is no other."""
-
-    async def play() -> None:
-        pool = make_pool([None, 1])
-        pool.replicas[0].unreachable()
-        assert (await pool.enter(0, pool.number())) is pool.replicas[1]
-        waiting = Visitor(pool, 0)
-        await settle()
-        assert not waiting.task.done()
-        pool.leave(pool.replicas[1])
-        await settle()
-        assert waiting.task.result() is pool.replicas[1]
-        pool.replicas[1].unreachable()
-        assert (await pool.enter(0, pool.number())) is pool.replicas[0]
-
-    asyncio.run(play())
+    pool = make_pool([None, 1])
+    pool.replicas[0].unreachable()
+    assert (await pool.enter(0, pool.number())) is pool.replicas[1]
+    waiting = Visitor(pool, 0)
+    await settle()
+    assert not waiting.task.done()
+    pool.leave(pool.replicas[1])
+    await settle()
+    assert waiting.task.result() is pool.replicas[1]
+    pool.replicas[1].unreachable()
+    assert (await pool.enter(0, pool.number())) is pool.replicas[0]
 
 
-def test_a_full_queue_turns_away() -> None:
+async def test_a_full_queue_turns_away() -> None:
     """But not those who had a place at an engine that did not begin."""
-
-    async def play() -> None:
-        pool = make_pool([1], capacity=1)
-        first = await pool.enter(0, pool.number())
-        early = pool.number()
-        waiting = Visitor(pool, 0)
-        await settle()
-        with pytest.raises(RequestError) as refused:
-            await pool.enter(-5, pool.number())
-        assert refused.value.status == 429 and refused.value.retry_after_s == 1
-        again = asyncio.create_task(pool.enter(0, early, again=True))
-        await settle()
-        pool.leave(first)
-        await settle()
-        assert again.done() and not waiting.task.done()
-        waiting.task.cancel()
-
-    asyncio.run(play())
+    pool = make_pool([1], capacity=1)
+    first = await pool.enter(0, pool.number())
+    early = pool.number()
+    waiting = Visitor(pool, 0)
+    await settle()
+    with pytest.raises(RequestError) as refused:
+        await pool.enter(-5, pool.number())
+    assert refused.value.status == 429 and refused.value.retry_after_s == 1
+    again = asyncio.create_task(pool.enter(0, early, again=True))
+    await settle()
+    pool.leave(first)
+    await settle()
+    assert again.done() and not waiting.task.done()
+    waiting.task.cancel()
 
 
-def test_those_who_left_are_forgotten() -> None:
+async def test_those_who_left_are_forgotten() -> None:
     """A queue that nothing leaves by the front does not grow with those who leave by the back."""
-
-    async def play() -> None:
-        pool = make_pool([1])
-        await pool.enter(0, pool.number())
-        for _ in range(500):
-            visitor = Visitor(pool, 0)
-            await settle()
-            visitor.task.cancel()
-            await settle()
-        assert len(pool._heap) < 100
-
-    asyncio.run(play())
+    pool = make_pool([1])
+    await pool.enter(0, pool.number())
+    for _ in range(500):
+        visitor = Visitor(pool, 0)
+        await settle()
+        visitor.task.cancel()
+        await settle()
+    assert len(pool._heap) < 100
 
 
 def test_pools_of_tiers_and_depths() -> None:
     """Engines of one tier and depth are one pool; a cap has the look-ahead added to it."""
-    specs = parse_engines(
-        ("vllm=http://a,tier=0,cap=8", "vllm=http://b,tier=1", "vllm=http://c,tier=0,cap=4")
-    )
-    pools = build_pools(specs, 10, 2)
+    engines = ("vllm=http://a,tier=0,cap=8", "vllm=http://b,tier=1", "vllm=http://c,tier=0,cap=4")
+    pools = build_pools(parse_engines(engines), 10, 2)
     assert list(pools) == ["tier0", "tier1"]
     assert [one.places for one in pools["tier0"].replicas] == [10, 6]
     assert [one.places for one in pools["tier1"].replicas] == [None]
@@ -250,15 +225,8 @@ def test_priority_by_header_and_field(engine: StubEngine, start: Start) -> None:
     crowd.send("header wins", {"x-priority": "-1"}, priority=9)
     crowd.send("vllm's header", {"x-vllm-priority": "3"})
     crowd.send("plain too")
-    assert crowd.order() == [
-        "first",
-        "urgent",
-        "header wins",
-        "plain",
-        "plain too",
-        "vllm's header",
-        "late",
-    ]
+    order = ["first", "urgent", "header wins", "plain", "plain too", "vllm's header", "late"]
+    assert crowd.order() == order
     assert "priority" not in engine.seen[0].json
     assert engine.most_running == 1
 
@@ -339,51 +307,43 @@ def test_a_told_priority(engine: StubEngine, start: Start) -> None:
     turns=st.lists(st.booleans(), min_size=1, max_size=4),
     late=st.lists(st.integers(-3, 3), max_size=5),
 )
-def test_the_order_of_those_who_wait_is_changed(
+async def test_the_order_of_those_who_wait_is_changed(
     priorities: list[int], turns: list[bool], late: list[int]
 ) -> None:
     """Whoever waits and whoever comes is served in the order that was asked for last."""
-
-    async def play() -> None:
-        pool = make_pool([1])
-        (replica,) = pool.replicas
-        holder = Visitor(pool, 0)
-        waiting = [Visitor(pool, priority) for priority in priorities]
+    pool = make_pool([1])
+    (replica,) = pool.replicas
+    holder = Visitor(pool, 0)
+    waiting = [Visitor(pool, priority) for priority in priorities]
+    await settle()
+    for by_priority in turns:
+        pool.serve_by_priority(by_priority)
+    waiting += [Visitor(pool, priority) for priority in late]
+    await settle()
+    assert holder.task.done()
+    expected = sorted(waiting, key=lambda one: (one.priority * turns[-1], one.number))
+    for visitor in expected:
+        pool.leave(replica)
         await settle()
-        for by_priority in turns:
-            pool.serve_by_priority(by_priority)
-        waiting += [Visitor(pool, priority) for priority in late]
-        await settle()
-        assert holder.task.done()
-        expected = sorted(waiting, key=lambda one: (one.priority * turns[-1], one.number))
-        for visitor in expected:
-            pool.leave(replica)
-            await settle()
-            assert [one for one in waiting if one.task.done()] == [
-                one for one in waiting if one in expected[: expected.index(visitor) + 1]
-            ]
-
-    asyncio.run(play())
+        assert [one for one in waiting if one.task.done()] == [
+            one for one in waiting if one in expected[: expected.index(visitor) + 1]
+        ]
 
 
-def test_places_that_change_while_requests_run() -> None:
+async def test_places_that_change_while_requests_run() -> None:
     """Fewer places end nobody and let nobody in until enough have left; more let in at once."""
-
-    async def play() -> None:
-        pool = make_pool([4])
-        (replica,) = pool.replicas
-        visitors = [Visitor(pool, 0) for _ in range(8)]
+    pool = make_pool([4])
+    (replica,) = pool.replicas
+    visitors = [Visitor(pool, 0) for _ in range(8)]
+    await settle()
+    replica.places = 2
+    pool.places_changed()
+    for left, running in ((1, 3), (2, 2), (3, 2)):
+        pool.leave(replica)
         await settle()
-        replica.places = 2
-        pool.places_changed()
-        for left, running in ((1, 3), (2, 2), (3, 2)):
-            pool.leave(replica)
-            await settle()
-            assert replica.in_flight == running
-            assert sum(one.task.done() for one in visitors) == 4 + max(0, left - 2)
-        replica.places = None
-        pool.places_changed()
-        await settle()
-        assert all(one.task.done() for one in visitors)
-
-    asyncio.run(play())
+        assert replica.in_flight == running
+        assert sum(one.task.done() for one in visitors) == 4 + max(0, left - 2)
+    replica.places = None
+    pool.places_changed()
+    await settle()
+    assert all(one.task.done() for one in visitors)

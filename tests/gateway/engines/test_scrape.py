@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +19,7 @@ from jaxserve.gateway.engines.upstream import Upstream
 from server.local import free_port
 from tests.gateway.knob_engines import VLLM_METRICS, PluginEngine
 
+pytestmark = pytest.mark.anyio
 SGLANG_METRICS = """\
 sglang:num_running_reqs{model_name="tiny",tp_rank="0"} 4
 sglang:num_queue_reqs{model_name="tiny",tp_rank="0"} 2
@@ -99,24 +98,17 @@ def test_garbage(text: str, kind: str) -> None:
         assert value is None or 0.0 <= value < float("inf")
 
 
-def test_readings_of_all_engines() -> None:
+async def test_readings_of_all_engines() -> None:
     """One that cannot be read has an error in place of figures, and holds nobody up."""
+    upstream = Upstream(5.0)
+    upstream.start()
     with PluginEngine() as well, PluginEngine() as mad:
         mad.metrics = b"\xff\xfe{{{"
         urls = [well.url, mad.url, f"http://127.0.0.1:{free_port()}"]
         specs = [EngineSpec("vllm", url, f"vllm-{i}", "p") for i, url in enumerate(urls)]
-
-        async def read() -> dict[str, dict[str, object]]:
-            upstream = Upstream(5.0)
-            upstream.start()
-            try:
-                return await EngineMetricsReader(build_pools(specs, 10, 2), upstream).read()
-            finally:
-                await upstream.close()
-
-        found = asyncio.run(read())
+        found = await EngineMetricsReader(build_pools(specs, 10, 2), upstream).read()
+        await upstream.close()
     assert found["vllm-0"]["output_tokens"] == 200.0 and "error" not in found["vllm-0"]
-    assert found["vllm-1"] == {
-        "error": "engine vllm-1: the engine's metrics have no vllm:num_requests_running"
-    }
+    said = "engine vllm-1: the engine's metrics have no vllm:num_requests_running"
+    assert found["vllm-1"] == {"error": said}
     assert found["vllm-2"] == {"error": "engine vllm-2 cannot be reached"}

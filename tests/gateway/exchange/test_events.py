@@ -13,6 +13,7 @@ from jaxserve.gateway.dialects.dialect import Usage
 from jaxserve.gateway.dialects.openai_chat import CHAT
 from jaxserve.gateway.dialects.routes import INFERENCE
 from jaxserve.gateway.exchange.events import EventReader, EventStream
+from tests.examples_drawn import any_json
 from tests.gateway.stub_engine import PROMPT_TOKENS, event, stream_of, usage_of
 
 
@@ -66,34 +67,10 @@ def test_anything_passes(data: bytes, places: list[int]) -> None:
     assert feed_all(stream, cut(data, places))[0] == data
 
 
-@given(
-    value=st.recursive(
-        st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    (
-                        "choices",
-                        "delta",
-                        "usage",
-                        "type",
-                        "error",
-                        "message",
-                        "content",
-                        "prompt_tokens",
-                        "response",
-                        "text",
-                        "token_ids",
-                    )
-                ),
-                inner,
-                max_size=4,
-            )
-        ),
-        max_leaves=12,
-    )
-)
+KEYS = "choices delta usage type error message content prompt_tokens response text token_ids"
+
+
+@given(value=any_json(KEYS))
 @pytest.mark.parametrize("path", sorted(INFERENCE))
 def test_any_json_passes(path: str, value: object) -> None:
     """An event of a shape that nobody foresaw breaks nothing."""

@@ -1,4 +1,4 @@
-"""Doors make tokens for themselves, which their user finds and nobody else reads."""
+"""Servers generate tokens, which only their user can read."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ def test_a_token_is_kept(tmp_path: Path) -> None:
         path.write_bytes(nothing)
         assert CONTROL.token(URL, here) is None
         assert CONTROL.keep(9001, here) == CONTROL.token(URL, here) not in (None, token, second)
-    assert sorted(one.name for one in path.parent.iterdir()) == [
-        "gateway-9001.token",
-        "gateway-9002.token",
-    ]
+    names = {one.name for one in path.parent.iterdir()}
+    assert names == {f"gateway-{port}.token" for port in (9001, 9002)}
 
 
 def test_who_finds_it(tmp_path: Path) -> None:
-    """Whoever asks a door of this machine; a token that was given goes before it."""
+    """A client of a server on this machine; a configured token takes precedence."""
     here = state(tmp_path)
     token = CONTROL.keep(9001, here)
     for url in (URL, f"{URL}/", "http://localhost:9001", "http://[::1]:9001/sessions"):

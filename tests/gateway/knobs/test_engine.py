@@ -17,6 +17,7 @@ from jaxserve.gateway.engines.upstream import EngineRefused, Upstream
 from jaxserve.gateway.knobs import engine as module
 from jaxserve.gateway.knobs.engine import EngineKnobs, SglangKnobs, engine_knobs
 from server.local import free_port
+from tests.examples_drawn import any_json
 from tests.gateway.knob_engines import PluginEngine, SglangEngine
 from tests.gateway.stub_engine import RawServer
 
@@ -106,11 +107,7 @@ def test_answers_that_are_none(vllm: PluginEngine, status: int, body: bytes, rea
     assert reason in refusal(vllm.url, "vllm", lambda one: one.put({"batch_cap": 8}, 1.0))
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
-    max_leaves=6,
-)
+JSON = any_json(leaves=6)
 KNOB = st.fixed_dictionaries(
     {"offered": st.booleans() | JSON},
     optional={name: JSON for name in ("now", "static", "least", "most", "reason")},

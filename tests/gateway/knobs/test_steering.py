@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -17,7 +18,6 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.engines.admission import Pool, build_pools
 from jaxserve.gateway.engines.specs import EngineSpec
 from jaxserve.gateway.engines.upstream import EngineRefused
-from jaxserve.gateway.knobs import steering
 from jaxserve.gateway.knobs import steering as module
 from jaxserve.gateway.knobs.engine import EngineOffer
 from jaxserve.gateway.knobs.hold import ControlHold
@@ -27,6 +27,8 @@ from tests.gateway.gateway_thread import Leaver, RunningGateway
 from tests.gateway.knob_engines import PluginEngine, SglangEngine
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import wait_until
+
+pytestmark = pytest.mark.anyio
 
 
 class FakeEngine:
@@ -68,31 +70,25 @@ class FakeEngine:
         self.values = dict(self.static)
 
 
-Play = Callable[[Steering], Awaitable[Any]]
-
-
-def play(engines: Sequence[FakeEngine], what: Play, pools: Mapping[str, Pool] | None = None) -> Any:
+@asynccontextmanager
+async def steered(
+    *engines: FakeEngine, pools: Mapping[str, Pool] | None = None
+) -> AsyncIterator[Steering]:
     """Steers some engines."""
-
-    async def steer() -> Any:
-        specs = [EngineSpec("vllm", f"http://{one.name}", one.name, "p") for one in engines]
-        steering = Steering(pools or build_pools(specs, 10, 2), engines, 2, ControlHold())
-        steering.begin()
-        try:
-            return await what(steering)
-        finally:
-            await steering.close()
-
-    return asyncio.run(steer())
+    specs = [EngineSpec("vllm", f"http://{one.name}", one.name, "p") for one in engines]
+    steering = Steering(pools or build_pools(specs, 10, 2), engines, 2, ControlHold())
+    steering.begin()
+    try:
+        yield steering
+    finally:
+        await steering.close()
 
 
-def test_each_knob_where_it_is_most_exact() -> None:
+async def test_each_knob_where_it_is_most_exact() -> None:
     """By engines that all offer it, else by the gateway, else by a restart or nobody."""
-    engines = [
-        FakeEngine("vllm-0", batch_cap=64, token_budget=2048),
-        FakeEngine("vllm-1", batch_cap=32),
-    ]
-    state = play(engines, lambda steering: steering.state())
+    first = FakeEngine("vllm-0", batch_cap=64, token_budget=2048)
+    async with steered(first, FakeEngine("vllm-1", batch_cap=32)) as steering:
+        state = await steering.state()
     knobs = state["knobs"]
     assert tuple(knobs) == ENGINE_KNOBS
     assert (knobs["batch_cap"]["how"], knobs["batch_cap"]["where"]) == ("exact", "engine")
@@ -105,11 +101,10 @@ def test_each_knob_where_it_is_most_exact() -> None:
     assert state["engines"]["vllm-1"] == {"engine_id": "x", "reason": "it has no such knob"}
 
 
-def test_a_command_is_obeyed_and_acknowledged() -> None:
+async def test_a_command_is_obeyed_and_acknowledged() -> None:
     """The answer is what is in force, of engines and of the gateway."""
     engine = FakeEngine(batch_cap=64, token_budget=2048)
-
-    async def steer(steering: Steering) -> None:
+    async with steered(engine) as steering:
         state = await steering.put({"batch_cap": 8, "priority_routing": 0}, 30.0)
         assert state["mode"] == "leased" and 29.0 < state["lease_left_s"] <= 30.0
         now = {name: knob.get("now") for name, knob in state["knobs"].items()}
@@ -122,15 +117,12 @@ def test_a_command_is_obeyed_and_acknowledged() -> None:
         assert state["mode"] == "static" and state["knobs"]["batch_cap"]["now"] == 64
         assert state["knobs"]["priority_routing"]["now"] == 1
 
-    play([engine], steer)
 
-
-def test_a_command_waits_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_waits_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has just looked sends a command that engines answer once: they answer between two
     steps, and every further question would put the command off by one."""
     engine = FakeEngine(batch_cap=64)
-
-    async def steer(steering: Steering) -> None:
+    async with steered(engine) as steering:
         await steering.state()
         engine.asked = 0
         state = await steering.put({"batch_cap": 8}, 30.0)
@@ -140,8 +132,6 @@ def test_a_command_waits_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(module, "_RECENT_S", 0.0)
         await steering.put({"batch_cap": 9}, 30.0)
         assert engine.asked == 3
-
-    play([engine], steer)
 
 
 @pytest.mark.parametrize(
@@ -156,26 +146,22 @@ def test_a_command_waits_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None
         ({"speculation_depth": 2.0}, "speculation_depth cannot be turned here: vllm-0: it has no"),
     ],
 )
-def test_all_or_none(values: dict[str, float], message: str) -> None:
+async def test_all_or_none(values: dict[str, float], message: str) -> None:
     """One value that cannot be, and nothing is turned."""
     engine = FakeEngine(batch_cap=64, token_budget=2048)
-
-    async def steer(steering: Steering) -> None:
+    async with steered(engine) as steering:
         before = await steering.put({"token_budget": 100.0}, 30.0)
         with pytest.raises(InputError, match=message):
             await steering.put({"token_budget": 50.0, **values}, 30.0)
         after = await steering.state()
         assert after["knobs"] == before["knobs"] and after["version"] == before["version"]
-
-    play([engine], steer)
     assert len(engine.puts) == 1
 
 
-def test_one_engine_that_refuses() -> None:
+async def test_one_engine_that_refuses() -> None:
     """All are back at their static values: no half of a command stays."""
     good, bad = FakeEngine("vllm-0", batch_cap=64), FakeEngine("vllm-1", batch_cap=64)
-
-    async def steer(steering: Steering) -> None:
+    async with steered(good, bad) as steering:
         await steering.put({"batch_cap": 8, "priority_routing": 0}, 30.0)
         bad.refuses = True
         with pytest.raises(EngineRefused, match="vllm-1 refused"):
@@ -184,14 +170,11 @@ def test_one_engine_that_refuses() -> None:
         assert state["mode"] == "static" and state["knobs"]["batch_cap"]["now"] == 64
         assert state["knobs"]["priority_routing"]["now"] == 1
 
-    play([good, bad], steer)
 
-
-def test_a_lease_ends_by_itself() -> None:
+async def test_a_lease_ends_by_itself() -> None:
     """In the gateway, and in an engine that has none of its own; a new command starts it anew."""
     engine = FakeEngine("sglang-0", leases=False, batch_cap=64)
-
-    async def steer(steering: Steering) -> None:
+    async with steered(engine) as steering:
         await steering.put({"batch_cap": 8}, 0.2)
         await steering.put({"batch_cap": 8, "priority_routing": 0}, 0.3)
         await asyncio.sleep(0.22)
@@ -201,14 +184,11 @@ def test_a_lease_ends_by_itself() -> None:
         assert state["knobs"]["batch_cap"]["now"] == 64
         assert state["knobs"]["priority_routing"]["now"] == 1
 
-    play([engine], steer)
 
-
-def test_the_switch() -> None:
+async def test_the_switch() -> None:
     """On hold the static values are in force and no command is taken; then it goes on."""
     engine = FakeEngine(batch_cap=64)
-
-    async def steer(steering: Steering) -> None:
+    async with steered(engine) as steering:
         await steering.put({"batch_cap": 8}, 30.0)
         state = await steering.hold(True)
         assert state["held"] and state["knobs"]["batch_cap"]["now"] == 64
@@ -216,18 +196,15 @@ def test_the_switch() -> None:
             await steering.put({"batch_cap": 8}, 30.0)
         assert not (await steering.hold(False))["held"]
         assert (await steering.put({"batch_cap": 8}, 30.0))["knobs"]["batch_cap"]["now"] == 8
-
-    play([engine], steer)
     assert engine.values["batch_cap"] == 64  # closed
 
 
-def test_an_engine_that_is_away_for_a_while() -> None:
+async def test_an_engine_that_is_away_for_a_while() -> None:
     """The gateway does for it what it can; what it did is undone when engines do it again."""
     one, other = FakeEngine("vllm-0", batch_cap=64), FakeEngine("vllm-1", batch_cap=64)
     specs = [EngineSpec("vllm", f"http://{e.name}", e.name, "p") for e in (one, other)]
     pools = build_pools(specs, 10, 2)
-
-    async def steer(steering: Steering) -> None:
+    async with steered(one, other, pools=pools) as steering:
         other.away = True
         state = await steering.put({"batch_cap": 8}, 30.0)
         assert state["knobs"]["batch_cap"]["how"] == "approximated"
@@ -238,16 +215,13 @@ def test_an_engine_that_is_away_for_a_while() -> None:
         assert state["knobs"]["batch_cap"]["how"] == "exact"
         assert [replica.places for replica in pools["p"].replicas] == [None, None]
 
-    play([one, other], steer, pools)
 
-
-def test_an_engine_without_leases_is_put_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_without_leases_is_put_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """If it could not be reached when the lease ended, and after a restart of the gateway."""
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
     engine = FakeEngine("sglang-0", leases=False, batch_cap=64)
     engine.values["batch_cap"] = 4  # an earlier gateway was killed
-
-    async def steer(steering: Steering) -> None:
+    async with steered(engine) as steering:
         while engine.values["batch_cap"] != 64:
             await asyncio.sleep(0.01)
         await steering.put({"batch_cap": 8}, 30.0)
@@ -256,8 +230,6 @@ def test_an_engine_without_leases_is_put_back_later(monkeypatch: pytest.MonkeyPa
         engine.away = False
         while engine.values["batch_cap"] != 64:
             await asyncio.sleep(0.01)
-
-    play([engine], steer)
 
 
 STEPS = st.lists(
@@ -270,11 +242,10 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_whatever_is_commanded(steps: list[tuple[Any, ...]]) -> None:
+async def test_whatever_is_commanded(steps: list[tuple[Any, ...]]) -> None:
     """Static values without a lease, inside the range with one, and the answer tells the truth."""
     engine = FakeEngine(batch_cap=64)
-
-    async def steer(steering: Steering) -> None:
+    async with steered(engine) as steering:
         for what, *values in steps:
             try:
                 if what == "put":
@@ -297,15 +268,13 @@ def test_whatever_is_commanded(steps: list[tuple[Any, ...]]) -> None:
                 assert state["knobs"]["priority_routing"]["now"] == 1
             assert not (state["held"] and state["mode"] == "leased")
 
-    play([engine], steer)
-
 
 def put(gateway: RunningGateway, lease_s: float = 30.0, **knobs: float) -> httpx.Response:
     return gateway.control.put("/control/knobs", json={"lease_s": lease_s, "knobs": knobs})
 
 
 def test_a_real_gateway(start: Start) -> None:
-    """Through its door, with requests in the queue that feel it."""
+    """Knobs are turned over the control port of a gateway with a plug-in engine."""
     with PluginEngine() as engine:
         gateway = start([engine])
         answer = put(gateway, batch_cap=8, priority_routing=0).json()
@@ -357,4 +326,4 @@ def test_an_sglang_behind_a_gateway(start: Start) -> None:
 def test_the_gateways_knobs_are_those_of_the_simulator() -> None:
     """It loads nothing of it, so that its own lists are held against it here."""
     assert set(ENGINE_KNOBS) == {*spaces.KNOBS, "token_budget"}
-    assert set(steering._RESTART) == {*spaces.RESTART_KNOBS, "speculation_depth"}
+    assert set(module._RESTART) == {*spaces.RESTART_KNOBS, "speculation_depth"}

@@ -89,7 +89,7 @@ def test_which_ended_in_a_window() -> None:
 
 
 def test_a_gateway_writes_them(engine: StubEngine, start: Start, tmp_path: Path) -> None:
-    """The file has what the control door shows, and nothing of what was said."""
+    """The file has what the control port shows, and nothing of what was said."""
     path = tmp_path / "records.jsonl"
     gateway = start([engine], records=path, slo=("chat:ttft=100,tpot=100",))
     headers = {"x-class": "chat", "x-priority": "4", "authorization": "Bearer sk-client"}

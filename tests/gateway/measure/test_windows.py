@@ -16,6 +16,7 @@ from jaxserve.gateway.measure.windows import Series, WindowSeries
 SAMPLES = st.lists(
     st.tuples(st.floats(0.0, 5.0), st.floats(0.001, 2.0), st.integers(0, 2)), max_size=60
 )
+EDGES = st.tuples(st.floats(-1.0, 6.0), st.floats(-1.0, 6.0))
 
 
 def nearest_rank(values: list[float], share: float) -> float | None:
@@ -27,7 +28,7 @@ def nearest_rank(values: list[float], share: float) -> float | None:
     return None
 
 
-@given(samples=SAMPLES, edges=st.tuples(st.floats(-1.0, 6.0), st.floats(-1.0, 6.0)))
+@given(samples=SAMPLES, edges=EDGES)
 def test_quantiles_and_counts(
     samples: list[tuple[float, float, int]], edges: tuple[float, float]
 ) -> None:
@@ -69,11 +70,7 @@ def test_windows_that_follow_each_other(
     assert sorted([*first, *second]) == sorted(value for _, value, _ in samples)
 
 
-@given(
-    samples=SAMPLES,
-    edges=st.tuples(st.floats(-1.0, 6.0), st.floats(-1.0, 6.0)),
-    slices=st.integers(1, 9),
-)
+@given(samples=SAMPLES, edges=EDGES, slices=st.integers(1, 9))
 def test_slices(
     samples: list[tuple[float, float, int]], edges: tuple[float, float], slices: int
 ) -> None:

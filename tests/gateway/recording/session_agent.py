@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,22 @@ class Agent:
         """One request; the last bytes of its answer have come."""
         body = {"model": "stub", "messages": list(messages), **more}
         return self.gateway.http.post(CHAT, json=body, headers=self.headers)
+
+    @contextmanager
+    def streaming(self, engine: TokenEngine, *messages: Any) -> Iterator[httpx.Response]:
+        """A stream of which the engine gives one token; it waits to be allowed the rest."""
+        place = len(engine.seen)
+        body = {"model": "stub", "messages": messages, "stream": True, "stub": {"gated": True}}
+
+        def allow_one() -> None:
+            engine.wait_for(place + 1)
+            engine.seen[place].allow(1)
+
+        first = threading.Thread(target=allow_one)
+        first.start()
+        with self.gateway.http.stream("POST", CHAT, json=body, headers=self.headers) as answer:
+            first.join()
+            yield answer
 
     def records(self) -> list[CompletionRecord]:
         """All of the session, as they stand in the file."""

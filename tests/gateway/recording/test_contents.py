@@ -2,73 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 
 from jaxserve.rollouts.builders import prefix_merging
-from tests.gateway.conftest import Start
-from tests.gateway.recording.dialect_bodies import BODIES, IMAGE, SCHEMA
-from tests.gateway.recording.session_agent import Agent, started, user
+from tests.gateway.dialects import writers
+from tests.gateway.recording.session_agent import Agent, user
 from tests.gateway.token_engine import TokenEngine, prompt_of
 
 PLACE = '{"place": "Ulm"}'
-SEEN = [
-    {"type": "text", "text": "what?"},
-    {"type": "image_url", "image_url": {"url": IMAGE}},
-]
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+PICTURE = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": IMAGE}}]
+SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
+
+
+@dataclass(frozen=True)
+class Body:
+    """A dialect's words."""
+
+    path: str
+    counts: str | None
+    """the route that counts tokens; None where there is none."""
+    conversation: Callable[[Any], Mapping[str, Any]]
+    """messages of a chat in the dialect."""
+    sampling: Mapping[str, Any]
+    """what asks for an object of the schema at temperature 1."""
+
+    def say(self, agent: Agent, *messages: Any, reply: str = "ok", **fields: Any) -> httpx.Response:
+        """Asks in a session; the engine answers with a text."""
+        headers = {**agent.headers, "x-stub": orjson.dumps({"reply": reply}).decode()}
+        body = {**self.conversation(messages), **fields}
+        return agent.gateway.http.post(self.path, json=body, headers=headers)
+
+
+CHAT_FORMAT = {"type": "json_schema", "json_schema": {"name": "output", "schema": SCHEMA}}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
+BODIES: Mapping[str, Body] = {
+    "chat": Body(
+        "/v1/chat/completions",
+        None,
+        lambda messages: {"model": "stub", "messages": messages},
+        {"temperature": 1, "response_format": CHAT_FORMAT},
+    ),
+    "messages": Body(
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        lambda messages: {"model": "stub", **writers.anthropic_messages(messages)},
+        {"temperature": 1, "max_tokens": 50, "output_config": {"format": FORMAT}},
+    ),
+    "responses": Body(
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        lambda messages: {"model": "stub", "input": writers.responses_input(messages)},
+        {"temperature": 1, "text": {"format": {**FORMAT, "name": "output"}}},
+    ),
+    "google": Body(
+        "/v1beta/models/stub:generateContent",
+        "/v1beta/models/stub:countTokens",
+        lambda messages: writers.google_contents(messages, with_ids=True),
+        {
+            "generationConfig": {
+                "temperature": 1,
+                "responseMimeType": "application/json",
+                "responseJsonSchema": SCHEMA,
+            }
+        },
+    ),
+}
 COUNTING = [name for name, body in BODIES.items() if body.counts]
 
 
-@pytest.fixture(params=["vllm", "sglang"])
-def engine(request: pytest.FixtureRequest) -> Iterator[TokenEngine]:
-    """Of each kind."""
-    running = TokenEngine(request.param)
-    with running:
-        yield running
-
-
-@pytest.fixture
-def agent(engine: TokenEngine, start: Start, tmp_path: Path) -> Agent:
-    """In a session before it."""
-    return Agent(started(start, engine, tmp_path))
-
-
 @pytest.mark.parametrize("dialect", BODIES)
-def test_an_image_reaches_the_engine(dialect: str, agent: Agent, engine: TokenEngine) -> None:
+def test_an_image_reaches_the_engine(dialect: str, any_agent: Agent, tokens: TokenEngine) -> None:
     """As an image of chat, whole; it is in the record as received and as sent, and the answer to it
     can be continued."""
-    body = BODIES[dialect]
-    assert body.say(agent, body.first(), reply="a pixel").status_code == 200
-    assert body.say(agent, body.history("a pixel")).status_code == 200
-    answer = {"role": "assistant", "content": "a pixel"}
-    asked = [[{"role": "user", "content": SEEN}]]
-    asked.append([*asked[0], answer, user("and now?")])
-    for record, seen, messages in zip(agent.records(), engine.seen, asked, strict=True):
+    body, picture = BODIES[dialect], {"role": "user", "content": PICTURE}
+    history = [picture, {"role": "assistant", "content": "a pixel"}, user("and now?")]
+    more = {"max_tokens": 50} if dialect == "messages" else {}
+    assert body.say(any_agent, picture, reply="a pixel", **more).status_code == 200
+    assert body.say(any_agent, *history, **more).status_code == 200
+    for record, seen, messages in zip(
+        any_agent.records(), tokens.seen, ([picture], history), strict=True
+    ):
         assert seen.json["messages"] == record.messages == messages
         assert record.sent == seen.body and record.prompt_ids is not None
         assert record.prompt_ids.tolist() == prompt_of(messages)
-        received = orjson.loads(record.received)
-        assert IMAGE.partition(",")[2] in orjson.dumps(received).decode()
-    (trace,) = prefix_merging(agent.records()).traces
-    assert trace.trainable == len("a pixel.ok.") and list(trace.messages[:1]) == asked[0]
+        assert IMAGE.partition(",")[2].encode() in record.received
+    (trace,) = prefix_merging(any_agent.records()).traces
+    assert trace.trainable == len("a pixel.ok.") and list(trace.messages[:1]) == [picture]
 
 
 @pytest.mark.parametrize("dialect", BODIES)
-def test_a_wished_form_reaches_the_engine(dialect: str, agent: Agent, engine: TokenEngine) -> None:
-    """A schema is chat's ``response_format`` there, and a parameter of sampling in the record:
-    tokens that do not fit have no chance."""
+def test_wishes_reach_the_engine(dialect: str, any_agent: Agent, tokens: TokenEngine) -> None:
+    """A temperature and a schema, which is chat's ``response_format`` there; both are parameters of
+    sampling in the record: tokens that do not fit have no chance."""
     body = BODIES[dialect]
-    answer = body.say(agent, body.schema, reply=PLACE)
+    answer = body.say(any_agent, user("look"), reply=PLACE, **body.sampling)
     assert answer.status_code == 200 and texts_in(answer.json()).count(PLACE) == 1
-    (record,) = agent.records()
-    (seen,) = engine.seen
-    wanted = {"name": "output", "schema": SCHEMA}
-    assert seen.json["response_format"] == {"type": "json_schema", "json_schema": wanted}
-    assert record.sampling["response_format"] == seen.json["response_format"]
+    (record,) = any_agent.records()
+    (seen,) = tokens.seen
+    for told in (seen.json, record.sampling):
+        assert (told["temperature"], told["response_format"]) == (1, CHAT_FORMAT)
     assert record.choices[0].message["content"] == PLACE
     (trace,) = prefix_merging([record]).traces
     (sampling,) = trace.metadata["sampling"]
@@ -84,14 +123,14 @@ def texts_in(value: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("dialect", COUNTING)
-def test_who_counts_tokens(dialect: str, agent: Agent, engine: TokenEngine) -> None:
+def test_who_counts_tokens(dialect: str, any_agent: Agent, tokens: TokenEngine) -> None:
     """vLLM does; SGLang's route takes no chat, which is said with 501 in the dialect's own form.
     Neither is recorded."""
     body = BODIES[dialect]
-    asked = {name: value for name, value in body.ask.items() if name != "max_tokens"}
-    answer = agent.gateway.http.post(body.counts or "", json=asked, headers=agent.headers)
+    asked = body.conversation([user("look")])
+    answer = any_agent.gateway.http.post(body.counts or "", json=asked, headers=any_agent.headers)
     told = answer.json()
-    if engine.kind == "vllm":
+    if tokens.kind == "vllm":
         count = len(prompt_of([user("look")]))
         assert answer.status_code == 200 and count in told.values()
     else:
@@ -99,7 +138,7 @@ def test_who_counts_tokens(dialect: str, agent: Agent, engine: TokenEngine) -> N
         sentence = told["error"].pop("message")
         assert sentence.endswith("does not count tokens of a chat") and "\n" not in sentence
         assert told == NOT_COUNTED[dialect]
-    assert agent.records() == []
+    assert any_agent.records() == []
 
 
 _DETAIL = {

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
 from tests.gateway.gateway_thread import Leaver
-from tests.gateway.recording.session_agent import CHAT, Agent, started, user
+from tests.gateway.recording.session_agent import Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import wait_until
 
@@ -27,18 +26,17 @@ from tests.patience import wait_until
     ],
 )
 def test_failures_are_recorded(
-    tokens: TokenEngine, start: Start, tmp_path: Path, stub: Any, status: int, reason: str
+    any_agent: Agent, tokens: TokenEngine, stub: Any, status: int, reason: str
 ) -> None:
     """With what was asked, and nothing follows them in line."""
-    agent = Agent(started(start, tokens, tmp_path))
-    answer = agent.say(user("a"), stub=stub)
+    answer = any_agent.say(user("a"), stub=stub)
     assert answer.status_code == status and "error" in answer.json()
-    (record,) = agent.records()
+    (record,) = any_agent.records()
     assert (record.reason, record.status, record.usable) == (reason, status, False)
     assert record.outcome != "completed" and record.sent == tokens.seen[0].body
-    agent.say(user("a"))
-    assert [one.seq for one in agent.records()] == [1, 2]
-    counts = agent.gateway.control.get(f"/sessions/{agent.id}").json()["counts"]
+    any_agent.say(user("a"))
+    assert [one.seq for one in any_agent.records()] == [1, 2]
+    counts = any_agent.gateway.control.get(f"/sessions/{any_agent.id}").json()["counts"]
     assert (counts["completions"], counts["failures"]) == (1, 1)
 
 
@@ -50,11 +48,8 @@ def test_failures_are_recorded(
         ({"error": True}, "engine_error"),
     ],
 )
-def test_half_a_stream_is_recorded(
-    vllm: TokenEngine, start: Start, tmp_path: Path, stub: Any, reason: str
-) -> None:
+def test_half_a_stream_is_recorded(agent: Agent, stub: Any, reason: str) -> None:
     """With the tokens that came, as a failure."""
-    agent = Agent(started(start, vllm, tmp_path))
     answer = agent.say(user("a"), stream=True, stub=stub)
     assert "error" in answer.text
     (record,) = agent.records()
@@ -62,11 +57,8 @@ def test_half_a_stream_is_recorded(
     assert record.prompt_ids is not None and record.sampled == (1 if "cut" in stub else 3)
 
 
-def test_half_an_answer_takes_no_place_in_line(
-    vllm: TokenEngine, start: Start, tmp_path: Path
-) -> None:
+def test_half_an_answer_takes_no_place_in_line(agent: Agent) -> None:
     """It says what it would have continued; the retry continues it."""
-    agent = Agent(started(start, vllm, tmp_path))
     messages = [user("a"), agent.say(user("a")).json()["choices"][0]["message"], user("b")]
     agent.say(*messages, stream=True, stub={"cut": 1})
     agent.say(*messages)
@@ -75,13 +67,9 @@ def test_half_an_answer_takes_no_place_in_line(
     assert not half.link.in_line and retry.link.in_line
 
 
-def test_a_client_that_leaves_is_recorded(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
+def test_a_client_that_leaves_is_recorded(agent: Agent, vllm: TokenEngine) -> None:
     """With the tokens so far; no place at the engine is lost."""
-    agent = Agent(started(start, vllm, tmp_path))
-    body = {"model": "stub", "messages": [user("a")], "stream": True, "stub": {"gated": True}}
-    first = threading.Thread(target=lambda: (vllm.wait_for(1), vllm.seen[0].allow(1)))
-    first.start()
-    with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
+    with agent.streaming(vllm, user("a")) as answer:
         next(line for line in answer.iter_lines() if '"o"' in line)
     wait_until(lambda: agent.records(), "the record")
     (record,) = agent.records()
@@ -98,12 +86,9 @@ def test_a_time_out_is_recorded(tokens: TokenEngine, start: Start, tmp_path: Pat
     assert (record.outcome, record.reason) == ("failed", "first_byte_timeout")
 
 
-def test_a_full_disk_fails_the_answer(
-    tokens: TokenEngine, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_fails_the_answer(any_agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer counts that is not recorded; later ones do, and the file stays whole."""
-    agent = Agent(started(start, tokens, tmp_path))
-    agent.say(user("a"))
+    any_agent.say(user("a"))
     write = os.write
 
     def full(file: int, data: Any) -> int:
@@ -114,10 +99,10 @@ def test_a_full_disk_fails_the_answer(
 
     with monkeypatch.context() as patch:
         patch.setattr("jaxserve.gateway.recording.records.os.write", full)
-        answer = agent.say(user("b" * 2000))
+        answer = any_agent.say(user("b" * 2000))
         assert answer.status_code == 507 and "not answered" in answer.json()["error"]["message"]
-    agent.say(user("c"))
-    assert [record.seq for record in agent.records()] == [1, 2]
+    any_agent.say(user("c"))
+    assert [record.seq for record in any_agent.records()] == [1, 2]
 
 
 def test_durable_sessions_wait_for_the_disk(
@@ -147,15 +132,11 @@ def test_a_leaver_at_a_closed_gate(tokens: TokenEngine, start: Start, tmp_path: 
     assert gateway.control.put("/control/inference/pause").json()["paused"]
     leaver = Leaver(gateway.port, {"model": "stub"})
     leaver.leave()  # without a key, so it is refused anyway
-    answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(agent.say(user("a"))))
-    asking.start()
-    status = gateway.control.get("/control/inference/status")
-    wait_until(
-        lambda: gateway.control.get("/control/inference/status").json()["waiting"] == 1, "it"
-    )
-    assert not tokens.seen and status.json()["inside"] == 0
-    gateway.control.put("/control/inference/resume")
-    asking.join(300)
-    assert answers[0].status_code == 200
-    assert gateway.control.get("/control/inference/status").json()["inside"] == 0
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(agent.say, user("a"))
+        status = "/control/inference/status"
+        wait_until(lambda: gateway.control.get(status).json()["waiting"] == 1)
+        assert not tokens.seen and gateway.control.get(status).json()["inside"] == 0
+        gateway.control.put("/control/inference/resume")
+    assert answer.result().status_code == 200
+    assert gateway.control.get(status).json()["inside"] == 0

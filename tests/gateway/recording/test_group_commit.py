@@ -14,6 +14,8 @@ import pytest
 from jaxserve.gateway.recording.group_commit import GroupCommit
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.anyio
+
 
 class Disk:
     """Holds every ``fsync`` until it is let through, and may refuse it."""
@@ -68,98 +70,78 @@ async def waiting(commits: GroupCommit, path: Path, count: int) -> list[asyncio.
     return tasks
 
 
-def test_who_waits_shares_a_sync(disk: Disk) -> None:
+async def test_who_waits_shares_a_sync(disk: Disk) -> None:
     """What was written after a sync began is not told of by that one, but by the next, once."""
-
-    async def go() -> None:
-        commits, one = GroupCommit(4), disk.file("one")
-        (first,) = await waiting(commits, one, 1)
-        await disk.has_begun()
-        later = await waiting(commits, one, 5)
-        disk.may_end.release()
-        await first
-        await disk.has_begun()
-        assert not any(task.done() for task in later)
-        disk.may_end.release()
-        await asyncio.gather(*later)
-        assert disk.synced == {"one": 2}
-        commits.close()
-
-    asyncio.run(go())
+    commits, one = GroupCommit(4), disk.file("one")
+    (first,) = await waiting(commits, one, 1)
+    await disk.has_begun()
+    later = await waiting(commits, one, 5)
+    disk.may_end.release()
+    await first
+    await disk.has_begun()
+    assert not any(task.done() for task in later)
+    disk.may_end.release()
+    await asyncio.gather(*later)
+    assert disk.synced == {"one": 2}
+    commits.close()
 
 
-def test_files_are_shared_out(disk: Disk) -> None:
+async def test_files_are_shared_out(disk: Disk) -> None:
     """As many at a time as there are threads; those that wait meanwhile follow."""
-
-    async def go() -> None:
-        commits, names = GroupCommit(2), [str(number) for number in range(6)]
-        tasks = [task for name in names for task in await waiting(commits, disk.file(name), 1)]
-        await disk.has_begun(2)
-        assert disk.synced == {"0": 1, "1": 1}
-        disk.free()
-        await asyncio.gather(*tasks)
-        assert disk.synced == dict.fromkeys(names, 1)
-        commits.close()
-
-    asyncio.run(go())
+    commits, names = GroupCommit(2), [str(number) for number in range(6)]
+    tasks = [task for name in names for task in await waiting(commits, disk.file(name), 1)]
+    await disk.has_begun(2)
+    assert disk.synced == {"0": 1, "1": 1}
+    disk.free()
+    await asyncio.gather(*tasks)
+    assert disk.synced == dict.fromkeys(names, 1)
+    commits.close()
 
 
-def test_a_failure_is_that_of_all_who_wrote_before_it(disk: Disk) -> None:
+async def test_a_failure_is_that_of_all_who_wrote_before_it(disk: Disk) -> None:
     """The kernel tells of it once; other files are not touched, and the next sync begins anew."""
-
-    async def go() -> None:
-        commits, one = GroupCommit(4), disk.file("one")
-        disk.fails = True
-        first = await waiting(commits, one, 1)
-        await disk.has_begun()
-        disk.fails = False
-        later = await waiting(commits, one, 2)
-        (apart,) = await waiting(commits, disk.file("other"), 1)
-        disk.free()
-        for task in (*first, *later):
-            with pytest.raises(OSError, match="Input/output error"):
-                await task
-        await apart
-        assert disk.synced == {"one": 1, "other": 1}
-        await commits.synced(one)
-        commits.close()
-
-    asyncio.run(go())
+    commits, one = GroupCommit(4), disk.file("one")
+    disk.fails = True
+    first = await waiting(commits, one, 1)
+    await disk.has_begun()
+    disk.fails = False
+    later = await waiting(commits, one, 2)
+    (apart,) = await waiting(commits, disk.file("other"), 1)
+    disk.free()
+    for task in (*first, *later):
+        with pytest.raises(OSError, match="Input/output error"):
+            await task
+    await apart
+    assert disk.synced == {"one": 1, "other": 1}
+    await commits.synced(one)
+    commits.close()
 
 
-def test_a_file_that_is_gone_fails_alone(disk: Disk) -> None:
+async def test_a_file_that_is_gone_fails_alone(disk: Disk) -> None:
     """Others of the same share are brought to the disk."""
-
-    async def go() -> None:
-        commits, gone = GroupCommit(1), disk.file("gone")
-        (first,) = await waiting(commits, disk.file("first"), 1)
-        await disk.has_begun()
-        (lost,) = await waiting(commits, gone, 1)
-        (kept,) = await waiting(commits, disk.file("kept"), 1)
-        gone.unlink()
-        disk.free()
-        await asyncio.gather(first, kept)
-        with pytest.raises(FileNotFoundError):
-            await lost
-        commits.close()
-
-    asyncio.run(go())
+    commits, gone = GroupCommit(1), disk.file("gone")
+    (first,) = await waiting(commits, disk.file("first"), 1)
+    await disk.has_begun()
+    (lost,) = await waiting(commits, gone, 1)
+    (kept,) = await waiting(commits, disk.file("kept"), 1)
+    gone.unlink()
+    disk.free()
+    await asyncio.gather(first, kept)
+    with pytest.raises(FileNotFoundError):
+        await lost
+    commits.close()
 
 
-def test_whoever_leaves_is_not_missed(disk: Disk) -> None:
+async def test_whoever_leaves_is_not_missed(disk: Disk) -> None:
     """Others of the same sync still hear of it, and the next one begins."""
-
-    async def go() -> None:
-        commits, one = GroupCommit(1), disk.file("one")
-        (first,) = await waiting(commits, one, 1)
-        await disk.has_begun()
-        left, stays = await waiting(commits, one, 2)
-        first.cancel()
-        left.cancel()
-        disk.free()
-        await stays
-        assert disk.synced == {"one": 2} and left.cancelled()
-        await commits.synced(one)
-        commits.close()
-
-    asyncio.run(go())
+    commits, one = GroupCommit(1), disk.file("one")
+    (first,) = await waiting(commits, one, 1)
+    await disk.has_begun()
+    left, stays = await waiting(commits, one, 2)
+    first.cancel()
+    left.cancel()
+    disk.free()
+    await stays
+    assert disk.synced == {"one": 2} and left.cancelled()
+    await commits.synced(one)
+    commits.close()

@@ -56,18 +56,3 @@ def test_the_client_token_serves_plainly(vllm: TokenEngine, start: Start, tmp_pa
     assert answer.content == direct.content and vllm.seen[0].body == vllm.seen[1].body
     assert agent.say(user("a")).status_code == 200
     assert len(agent.records()) == 1
-
-
-def test_no_key_is_kept(
-    vllm: TokenEngine, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """In no file, no answer but that which made it, and no log."""
-    gateway = started(start, vllm, tmp_path, records=tmp_path / "requests.jsonl")
-    agent = Agent(gateway, metadata={"task": 7})
-    agent.say(user("a"))
-    agent.say(user("a"), stub={"status": 500})
-    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-    assert b'"task":7' in written and agent.key.encode() not in written
-    for route in ("/sessions", f"/sessions/{agent.id}", f"/sessions/{agent.id}/completions"):
-        assert agent.key not in gateway.control.get(route).text
-    assert agent.key not in caplog.text and agent.key not in repr(gateway.app.sessions)

@@ -13,6 +13,8 @@ from jaxserve.gateway.recording.linking import message_digest
 from jaxserve.gateway.recording.records import Link
 from tests.rollouts.conversation_trees import Tree, user
 
+ONE, SAME = '{"a":1,"b":2}', '{"b": 2, "a": 1}'
+
 
 def said(text: str, **more: Any) -> dict[str, Any]:
     """What an assistant says."""
@@ -71,11 +73,8 @@ def test_equal_answers_are_told_apart_by_who_is_free() -> None:
         (said("", tool_calls=[]), {"role": "assistant", "content": None}),
         (said("a", reasoning="r"), said("a", reasoning_content="r")),
         (
-            said(
-                "",
-                tool_calls=[{"id": "1", "function": {"name": "f", "arguments": '{"a":1,"b":2}'}}],
-            ),
-            said("", tool_calls=[{"function": {"name": "f", "arguments": '{"b": 2, "a": 1}'}}]),
+            said("", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": ONE}}]),
+            said("", tool_calls=[{"function": {"name": "f", "arguments": SAME}}]),
         ),
     ],
 )
@@ -94,7 +93,7 @@ def test_words_do_change_a_message() -> None:
 
 
 def test_a_link_costs_one_look_at_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 5: the search was quadratic. What is hashed does not grow with the completions."""
+    """The search is linear: the bytes hashed do not grow with the number of completions."""
     hashed, real = 0, hashlib.blake2b
 
     class Counting:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,10 @@ def data_of(answer: httpx.Response) -> list[Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_ids_and_logprobs_are_recorded(
-    tokens: TokenEngine, start: Start, tmp_path: Path, stream: bool
-) -> None:
+def test_ids_and_logprobs_are_recorded(any_agent: Agent, tokens: TokenEngine, stream: bool) -> None:
     """Exactly what the engine sampled, streamed or not; the client sees none of it."""
-    agent = Agent(started(start, tokens, tmp_path))
     said = user("hello")
-    answer = agent.say(said, stream=stream, temperature=0.7, stub={"reply": "well"})
+    answer = any_agent.say(said, stream=stream, temperature=0.7, stub={"reply": "well"})
     assert answer.status_code == 200
     for hidden in ("token_ids", '"logprob"', "meta_info"):
         assert hidden not in answer.text
@@ -38,13 +34,11 @@ def test_ids_and_logprobs_are_recorded(
         *events, last = data_of(answer)
         deltas = [choice["delta"] for event in events for choice in event["choices"]]
         assert "".join(delta.get("content") or "" for delta in deltas) == "well"
-        assert [one["choices"][0]["finish_reason"] for one in events if one["choices"]][
-            -1
-        ] == "stop"
+        assert events[-1]["choices"][0]["finish_reason"] == "stop"
         assert last == "[DONE]" and all(event["choices"] for event in events)
     else:
         assert answer.json()["choices"][0]["message"]["content"] == "well"
-    (record,) = agent.records()
+    (record,) = any_agent.records()
     (choice,) = record.choices
     reply = {"role": "assistant", "content": "well"}
     assert record.prompt_ids is not None and choice.response_ids is not None
@@ -70,11 +64,8 @@ def test_both_engines_give_the_same_records(start: Start, tmp_path: Path) -> Non
             first = [user("list")]
             said = agent.say(*first, stub={"reply": "", "calls": ["ls", "pwd"]}).json()
             message = said["choices"][0]["message"]
-            result = {
-                "role": "tool",
-                "tool_call_id": message["tool_calls"][0]["id"],
-                "content": "a b",
-            }
+            (call, _), tool = message["tool_calls"], {"role": "tool", "content": "a b"}
+            result = {**tool, "tool_call_id": call["id"]}
             then = [*first, message, result]
             agent.say(*then, stream=True, n=2, stub={"reply": ["one", "two"]})
             found.append(agent.records())
@@ -90,26 +81,20 @@ def test_both_engines_give_the_same_records(start: Start, tmp_path: Path) -> Non
     assert [len(record.choices) for record in found[0]] == [1, 2]
 
 
-def test_all_choices_are_recorded(tokens: TokenEngine, start: Start, tmp_path: Path) -> None:
+def test_all_choices_are_recorded(any_agent: Agent) -> None:
     """Not the first alone; each may be continued."""
-    agent = Agent(started(start, tokens, tmp_path))
-    agent.say(user("a"), n=3, stub={"reply": ["x", "yy", "zzz"]})
-    agent.say(user("a"), {"role": "assistant", "content": "yy"}, user("b"))
-    first, second = agent.records()
-    assert [len(one.response_ids) for one in first.choices if one.response_ids is not None] == [
-        2,
-        3,
-        4,
+    any_agent.say(user("a"), n=3, stub={"reply": ["x", "yy", "zzz"]})
+    any_agent.say(user("a"), {"role": "assistant", "content": "yy"}, user("b"))
+    first, second = any_agent.records()
+    assert [list(one.texts or ()) for one in first.choices] == [
+        [*text, "</s>"] for text in ("x", "yy", "zzz")
     ]
     assert (second.link.parent, second.link.how) == ((1, 1), "exact")
 
 
 @pytest.mark.parametrize("several", [1, 2])
-def test_gaps_of_several_answers_say_nothing(
-    vllm: TokenEngine, start: Start, tmp_path: Path, several: int
-) -> None:
+def test_gaps_of_several_answers_say_nothing(agent: Agent, several: int) -> None:
     """The gateway's own record knows of them, whatever the dialect calls their number."""
-    agent = Agent(started(start, vllm, tmp_path))
     asked = {
         "contents": [{"role": "user", "parts": [{"text": "a"}]}],
         "generationConfig": {"candidateCount": several},
@@ -121,17 +106,14 @@ def test_gaps_of_several_answers_say_nothing(
     assert record["parallel"] == (several > 1)
 
 
-def test_what_was_sent_is_what_is_recorded(
-    tokens: TokenEngine, start: Start, tmp_path: Path
-) -> None:
+def test_what_was_sent_is_what_is_recorded(any_agent: Agent, tokens: TokenEngine) -> None:
     """As received and as sent, byte for byte; neither is changed by the other, and messages keep
     their order, later ones of the system too."""
-    agent = Agent(started(start, tokens, tmp_path))
     system = {"role": "system", "content": "be brief"}
     body = {"model": "stub", "messages": [user("a"), system, user("b")], "stream": True}
     content = json.dumps(body, indent=1).encode()
-    agent.gateway.http.post(CHAT, content=content, headers=agent.headers)
-    (record,) = agent.records()
+    any_agent.gateway.http.post(CHAT, content=content, headers=any_agent.headers)
+    (record,) = any_agent.records()
     (seen,) = tokens.seen
     assert record.received == content
     assert record.sent == seen.body
@@ -142,20 +124,16 @@ def test_what_was_sent_is_what_is_recorded(
     assert response["usage"]["completion_tokens"] == 3
 
 
-def test_a_later_system_message_breaks_no_line(
-    vllm: TokenEngine, start: Start, tmp_path: Path
-) -> None:
+def test_a_later_system_message_breaks_no_line(agent: Agent) -> None:
     """It stays where the agent put it, so the prompt extends what was said."""
-    agent = Agent(started(start, vllm, tmp_path))
     said = [user("a")]
     said.append(agent.say(*said).json()["choices"][0]["message"])
     agent.say(*said, {"role": "system", "content": "now be kind"}, user("b"))
     assert agent.records()[1].link.how == "exact"
 
 
-def test_ids_stand_in_records_only(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
+def test_ids_stand_in_records_only(agent: Agent, vllm: TokenEngine) -> None:
     """Who asks for them is told so; log-probabilities and usage come as without a session."""
-    agent = Agent(started(start, vllm, tmp_path))
     refused = agent.say(user("a"), return_token_ids=True)
     assert refused.status_code == 400 and "session's records" in refused.text and not vllm.seen
     whole = agent.say(user("a"), logprobs=True).json()
@@ -173,26 +151,19 @@ def test_ids_stand_in_records_only(vllm: TokenEngine, start: Start, tmp_path: Pa
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_stays_where_it_is_not_wanted(
-    tokens: TokenEngine, start: Start, tmp_path: Path, stream: bool
-) -> None:
+def test_reasoning_stays_where_it_is_not_wanted(any_agent: Agent, stream: bool) -> None:
     """The engine must give it for the ids; the client has not asked for it."""
-    agent = Agent(started(start, tokens, tmp_path))
     stub = {"reasoning": "hm", "reply": "yes"}
-    assert "reasoning_content" in agent.say(user("a"), stream=stream, stub=stub).text
-    hidden = agent.say(user("a"), stream=stream, stub=stub, include_reasoning=False)
+    assert "reasoning_content" in any_agent.say(user("a"), stream=stream, stub=stub).text
+    hidden = any_agent.say(user("a"), stream=stream, stub=stub, include_reasoning=False)
     assert hidden.status_code == 200 and "reasoning" not in hidden.text
-    for record in agent.records():
+    for record in any_agent.records():
         assert record.choices[0].message["reasoning_content"] == "hm"
 
 
-def test_events_pass_as_they_come(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
+def test_events_pass_as_they_come(agent: Agent, vllm: TokenEngine, start: Start) -> None:
     """The first text is there while the engine has not gone on; TTFT is its own."""
-    agent = Agent(started(start, vllm, tmp_path))
-    body = {"model": "stub", "messages": [user("a")], "stream": True, "stub": {"gated": True}}
-    first = threading.Thread(target=lambda: (vllm.wait_for(1), vllm.seen[0].allow(1)))
-    first.start()
-    with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
+    with agent.streaming(vllm, user("a")) as answer:
         lines = (line for line in answer.iter_lines() if line)
         assert "assistant" in next(lines)
         assert json.loads(next(lines)[6:])["choices"][0]["delta"] == {"content": "o"}
@@ -203,24 +174,15 @@ def test_events_pass_as_they_come(vllm: TokenEngine, start: Start, tmp_path: Pat
     assert record["token_events"] == 3 and record["first_token_s"] < record["last_token_s"]
 
 
-def test_megabytes_are_recorded_whole(tokens: TokenEngine, start: Start, tmp_path: Path) -> None:
+def test_megabytes_are_recorded_whole(any_agent: Agent, tmp_path: Path) -> None:
     """No size makes a record useless for training."""
-    agent = Agent(started(start, tokens, tmp_path))
     reply = "abcdefgh" * 3_000
-    assert agent.say(user("x" * 400_000), stub={"reply": reply}).status_code == 200
-    (record,) = agent.records()
+    assert any_agent.say(user("x" * 400_000), stub={"reply": reply}).status_code == 200
+    (record,) = any_agent.records()
     assert len(record.received) > 400_000 and record.sampled == len(reply) + 1
     assert record.prompt_ids is not None and len(record.prompt_ids) == 400_003
     assert json.loads(record.response or b"")["choices"][0]["message"]["content"] == reply
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.jsonl")) > 2**20
-
-
-def test_completions_cannot_be_recorded(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
-    """They are no chat."""
-    agent = Agent(started(start, vllm, tmp_path))
-    answer = agent.gateway.post({"prompt": "a"}, path="/v1/completions", headers=agent.headers)
-    assert answer.status_code == 400 and not vllm.seen
-    assert "cannot be recorded in a session" in answer.json()["error"]["message"]
 
 
 def test_a_gateway_without_sessions_is_as_before(engine: StubEngine, start: Start) -> None:
@@ -230,14 +192,11 @@ def test_a_gateway_without_sessions_is_as_before(engine: StubEngine, start: Star
     assert gateway.control.get("/sessions").status_code == 404
 
 
-def test_weight_versions_stand_in_records(
-    tokens: TokenEngine, start: Start, tmp_path: Path
-) -> None:
+def test_weight_versions_stand_in_records(any_agent: Agent, start: Start) -> None:
     """That at the start and that at the end."""
-    agent = Agent(started(start, tokens, tmp_path))
-    agent.say(user("a"))
-    control = agent.gateway.control
+    any_agent.say(user("a"))
+    control = any_agent.gateway.control
     assert control.put("/control/weights", json={"version": "step-1"}).status_code == 200
-    agent.say(user("b"))
-    assert [one.weight_version for one in agent.records()] == [None, "step-1"]
+    any_agent.say(user("b"))
+    assert [one.weight_version for one in any_agent.records()] == [None, "step-1"]
     assert control.put("/control/weights", json={"version": 3}).status_code == 400

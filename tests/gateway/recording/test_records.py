@@ -60,11 +60,8 @@ def test_a_record_comes_back_whole() -> None:
     assert line.count(b"\n") == 1 and line.endswith(b"\n")
     back = decode(line)
     assert encode(back) == line
-    assert (back.received, back.link, back.sampling) == (
-        record.received,
-        record.link,
-        record.sampling,
-    )
+    for name in ("received", "link", "sampling"):
+        assert getattr(back, name) == getattr(record, name)
     assert np.isnan(back.choices[0].logprobs[0]) and back.choices[1].response_ids is None  # type: ignore[index]
     assert back.messages == [{"role": "user"}] and back.sampled == 1
     assert [choice.texts for choice in back.choices] == [["\u2028"], None]

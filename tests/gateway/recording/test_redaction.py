@@ -70,15 +70,21 @@ def test_no_field_of_a_record_has_one() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_session_in_which_all_keys_are_said(
-    stream: bool, vllm: TokenEngine, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stream: bool,
+    vllm: TokenEngine,
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """By the agent and by the model: the engine and the agent get them, the records do not; the
-    next turn continues the one before."""
+    """By the agent and by the model: the engine and the agent get them, and no file, route or log;
+    the next turn continues the one before."""
     monkeypatch.setenv("ENGINE_KEY", "key-of-the-engine")
     tokens = AccessTokens(client="token-of-clients", control="token-of-control")
-    gateway = start([f"{vllm.option},key=ENGINE_KEY"], sessions=tmp_path, tokens=tokens)
+    kept = {"sessions": tmp_path / "sessions", "records": tmp_path / "requests.jsonl"}
+    gateway = start([f"{vllm.option},key=ENGINE_KEY"], **kept, tokens=tokens)
     gateway.control.headers["authorization"] = f"Bearer {tokens.control}"
-    agent = Agent(gateway)
+    agent = Agent(gateway, metadata={"task": 7})
     secrets = [agent.key, "key-of-the-engine", "token-of-clients", "token-of-control"]
     told = " ".join(secrets)
     answer = {"role": "assistant", "content": told}
@@ -89,7 +95,12 @@ def test_a_session_in_which_all_keys_are_said(
     agent.say(user(told), stub={"status": 400, "headers": {}})
     assert vllm.seen[1].json["messages"][1] == answer
     written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-    assert not any(secret.encode() in written for secret in secrets)
+    assert b'"task":7' in written
+    routes = ("/sessions", f"/sessions/{agent.id}", f"/sessions/{agent.id}/completions")
+    shown = [gateway.control.get(route).text for route in routes]
+    for secret in secrets:
+        assert secret.encode() not in written
+        assert secret not in str([*shown, caplog.text, gateway.app.sessions])
     first, second, third = agent.records()
     assert first.choices[0].message["content"] == " ".join([PLACEHOLDER] * 4)
     assert first.choices[0].response_ids is not None

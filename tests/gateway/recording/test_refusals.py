@@ -30,7 +30,7 @@ def post(agent: Agent, content: bytes, path: str = CHAT, **headers: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "headers", "status", "reason", "kept"),
+    "case",
     [
         (CHAT, UNSUPPORTED, {}, 400, "not_supported", UNSUPPORTED),
         (CHAT, b"{'model': 1", {}, 400, "bad_request", b"{'model': 1"),
@@ -44,18 +44,14 @@ def post(agent: Agent, content: bytes, path: str = CHAT, **headers: str) -> Any:
     ids=["feature", "json", "text", "object", "size", "pool", "priority", "route"],
 )
 def test_what_is_refused_is_recorded(
+    case: tuple[str, bytes, dict[str, str], int, str, bytes],
     vllm: TokenEngine,
     start: Start,
     tmp_path: Path,
-    path: str,
-    content: bytes,
-    headers: dict[str, str],
-    status: int,
-    reason: str,
-    kept: bytes,
 ) -> None:
     """As a failure with its status, its reason and what came; no key stands there, nothing follows
     it, and builders count it."""
+    path, content, headers, status, reason, kept = case
     agent = Agent(started(start, vllm, tmp_path, max_body_bytes=MOST))
     answer = post(agent, content, f"{path}?key={agent.key}", **headers)
     assert answer.status_code == status and not vllm.seen
@@ -123,11 +119,10 @@ def test_what_is_no_request_of_a_session(vllm: TokenEngine, start: Start, tmp_pa
 
 
 def test_refusals_that_cannot_be_recorded(
-    vllm: TokenEngine, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Take the place of none that can, and the gateway's own books have them all the same."""
+    """Such refusals take the place of no other, and the gateway's own records have them."""
     monkeypatch.setattr(sessions, "_MAX_UNSENT", 1)
-    agent = Agent(started(start, vllm, tmp_path))
     agent.gateway.app.in_flight.stop(60.0)
     add = RecordFile.add
 
@@ -157,16 +152,11 @@ def test_an_engine_that_is_away_got_nothing(start: Start, tmp_path: Path) -> Non
 
 
 def test_refusals_do_not_fill_the_disk(
-    vllm: TokenEngine,
-    start: Start,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of each the beginning stays, of all a number, over restarts too; what is answered is recorded
     all the same."""
     monkeypatch.setattr(sessions, "_MAX_UNSENT", 3)
-    agent = Agent(started(start, vllm, tmp_path))
     for _ in range(5):
         assert post(agent, "é".encode() * 500_000).status_code == 400
     assert "no more are kept" in caplog.text

@@ -27,37 +27,33 @@ from tests.gateway.recording.session_agent import CHAT, Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.anyio
+
 
 def bearer(key: str) -> Any:
     """Headers as the server has them."""
     return [(b"authorization", f"Bearer {key}".encode())]
 
 
-def test_a_session_outlives_its_gateway(tmp_path: Path) -> None:
+async def test_a_session_outlives_its_gateway(tmp_path: Path) -> None:
     """Key, description and what is closed."""
-
-    async def shown(sessions: SessionStore) -> list[Any]:
-        return [await sessions.described(session) for session in sessions]
-
-    async def first() -> tuple[str, str, list[Any]]:
-        sessions = SessionStore(tmp_path)
-        _, key = await sessions.create("one", durable=True, metadata={"task": "t"})
-        closed, other = await sessions.create("two", durable=False, metadata={})
-        await sessions.close(closed)
-        found = await shown(sessions)
-        sessions.shut()
-        return key, other, found
-
-    key, other, before = asyncio.run(first())
+    sessions = SessionStore(tmp_path)
+    _, key = await sessions.create("one", durable=True, metadata={"task": "t"})
+    closed, other = await sessions.create("two", durable=False, metadata={})
+    await sessions.close(closed)
+    before = [await sessions.described(session) for session in sessions]
+    sessions.shut()
     again = SessionStore(tmp_path)
     found = again.of(bearer(key))
     assert found is not None and found.info.id == "one" and found.info.durable
     assert again.of(bearer(other)) is None
-    assert asyncio.run(shown(again)) == before
+    assert [await again.described(session) for session in again] == before
     again.shut()
 
 
-def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_are_read_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once for all who wait for them, while the loop goes on; what cannot be read is said."""
     threads: list[int] = []
     going = threading.Event()
@@ -71,26 +67,22 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
             super().__init__(path)
 
     monkeypatch.setattr(one, "_OpenRecords", Slow)
-
-    async def go() -> None:
-        sessions = SessionStore(tmp_path)
-        session, _ = await sessions.create("one", durable=False, metadata={})
-        asking = [asyncio.create_task(sessions.described(session)) for _ in range(3)]
-        while not threads:
-            await asyncio.sleep(0.001)
-        going.set()
-        found = await asyncio.gather(*asking)
-        assert [each["counts"]["completions"] for each in found] == [0, 0, 0]
-        assert len(threads) == 1 and threads[0] != threading.get_ident()
-        broken, _ = await sessions.create("two", durable=False, metadata={})
-        broken.path.write_text("no record\n")
-        with pytest.raises(one.NotRecorded):
-            async with sessions.entered(broken):
-                pass
-        assert broken.inside == 0
-        sessions.shut()
-
-    asyncio.run(go())
+    sessions = SessionStore(tmp_path)
+    session, _ = await sessions.create("one", durable=False, metadata={})
+    asking = [asyncio.create_task(sessions.described(session)) for _ in range(3)]
+    while not threads:
+        await asyncio.sleep(0.001)
+    going.set()
+    found = await asyncio.gather(*asking)
+    assert [each["counts"]["completions"] for each in found] == [0, 0, 0]
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
+    broken, _ = await sessions.create("two", durable=False, metadata={})
+    broken.path.write_text("no record\n")
+    with pytest.raises(one.NotRecorded):
+        async with sessions.entered(broken):
+            pass
+    assert broken.inside == 0
+    sessions.shut()
 
 
 def test_one_gateway_at_a_time(tmp_path: Path) -> None:
@@ -112,22 +104,18 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
     sessions.shut()
 
 
-def test_a_name_is_given_once(tmp_path: Path) -> None:
+async def test_a_name_is_given_once(tmp_path: Path) -> None:
     """The second maker would get the first one's records, also if both ask at the same time."""
-
-    async def go() -> None:
-        sessions = SessionStore(tmp_path)
-        asked = [sessions.create("one", durable=False, metadata={}) for _ in range(4)]
-        made = await asyncio.gather(*asked, return_exceptions=True)
-        refused = [each for each in made if isinstance(each, InputError)]
-        assert len(refused) == 3 and len(list(sessions)) == 1
-        assert all("id is 'one'; it must be new" in str(each) for each in refused)
-        sessions.shut()
-
-    asyncio.run(go())
+    sessions = SessionStore(tmp_path)
+    asked = [sessions.create("one", durable=False, metadata={}) for _ in range(4)]
+    made = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [each for each in made if isinstance(each, InputError)]
+    assert len(refused) == 3 and len(list(sessions)) == 1
+    assert all("id is 'one'; it must be new" in str(each) for each in refused)
+    sessions.shut()
 
 
-def test_the_loop_goes_on_while_the_disk_writes(
+async def test_the_loop_goes_on_while_the_disk_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other requests are answered while a session is made, closed or deleted; one that is deleted
@@ -146,25 +134,22 @@ def test_the_loop_goes_on_while_the_disk_writes(
             await asyncio.sleep(0.001)
         writing.clear()
 
-    async def go() -> None:
-        sessions = SessionStore(tmp_path)
-        making = asyncio.create_task(sessions.create("one", durable=True, metadata={}))
-        await written()
-        assert not list(sessions)
-        going.set()
-        session, _ = await making
-        going.clear()
-        writing.clear()
-        closing = asyncio.create_task(sessions.close(session))
-        await written()
-        deleting = asyncio.create_task(sessions.delete(session))
-        await asyncio.sleep(0)
-        assert not list(sessions)
-        going.set()
-        await asyncio.gather(closing, deleting)
-        sessions.shut()
-
-    asyncio.run(go())
+    sessions = SessionStore(tmp_path)
+    making = asyncio.create_task(sessions.create("one", durable=True, metadata={}))
+    await written()
+    assert not list(sessions)
+    going.set()
+    session, _ = await making
+    going.clear()
+    writing.clear()
+    closing = asyncio.create_task(sessions.close(session))
+    await written()
+    deleting = asyncio.create_task(sessions.delete(session))
+    await asyncio.sleep(0)
+    assert not list(sessions)
+    going.set()
+    await asyncio.gather(closing, deleting)
+    sessions.shut()
     assert os.listdir(tmp_path) == [".lock"]
 
 
@@ -179,103 +164,83 @@ def test_bad_folders(tmp_path: Path) -> None:
         SessionStore(tmp_path / "folder")
 
 
-def test_the_routes(start: Start, tmp_path: Path) -> None:
+def test_the_routes(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
     """Make, list, look at, read, close, delete; each refusal in one sentence."""
-    with TokenEngine("vllm") as engine:
-        gateway = started(start, engine, tmp_path)
-        agent = Agent(gateway, id="run-1", metadata={"task": "t"}, durable=True)
-        agent.say(user("a"))
-        agent.say(user("b"))
-        control = gateway.control
-        shown = control.get("/sessions/run-1").json()
-        assert shown["counts"] == {"completions": 2, "sampled": 6, "failures": 0}
-        assert (shown["metadata"], shown["durable"], shown["closed"]) == (
-            {"task": "t"},
-            True,
-            False,
-        )
-        assert control.get("/sessions").json() == {"sessions": [shown]}
-        rows = control.get("/sessions/run-1/completions").text.splitlines()
-        assert [json.loads(row)["seq"] for row in rows] == [1, 2]
-        part = control.get("/sessions/run-1/completions", params={"after": 1, "limit": 5})
-        assert part.text.splitlines() == rows[1:]
-        closed = control.post("/sessions/run-1/close").json()
-        assert closed == {**shown, "closed": True}
-        for asked, words in (
-            ({"id": "run-1"}, "must be new"),
-            ({"name": "x"}, "field 'name' is unknown"),
-            ({"durable": 1}, "must be true or false"),
-            ([], "must be a JSON object"),
-        ):
-            answer = control.post("/sessions", json=asked)
-            assert answer.status_code == 400 and words in answer.json()["error"]
-        assert control.delete("/sessions/run-1").status_code == 204
-        assert control.get("/sessions/run-1").status_code == 404
-        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    described = {"id": "run-1", "metadata": {"task": "t"}, "durable": True}
+    agent = Agent(started(start, vllm, tmp_path), **described)
+    agent.say(user("a"))
+    agent.say(user("b"))
+    control = agent.gateway.control
+    shown = control.get("/sessions/run-1").json()
+    assert shown["counts"] == {"completions": 2, "sampled": 6, "failures": 0}
+    assert shown.items() >= (described | {"closed": False}).items()
+    assert control.get("/sessions").json() == {"sessions": [shown]}
+    rows = control.get("/sessions/run-1/completions").text.splitlines()
+    assert [json.loads(row)["seq"] for row in rows] == [1, 2]
+    part = control.get("/sessions/run-1/completions", params={"after": 1, "limit": 5})
+    assert part.text.splitlines() == rows[1:]
+    assert control.post("/sessions/run-1/close").json() == {**shown, "closed": True}
+    for asked, words in (
+        ({"id": "run-1"}, "must be new"),
+        ({"name": "x"}, "field 'name' is unknown"),
+        ({"durable": 1}, "must be true or false"),
+        ([], "must be a JSON object"),
+    ):
+        answer = control.post("/sessions", json=asked)
+        assert answer.status_code == 400 and words in answer.json()["error"]
+    assert control.delete("/sessions/run-1").status_code == 204
+    assert control.get("/sessions/run-1").status_code == 404
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_events_tell_what_happens(start: Start, tmp_path: Path) -> None:
+def test_events_tell_what_happens(agent: Agent) -> None:
     """What was before and what comes, once each; after the one that is named; to the end."""
-    with TokenEngine("vllm") as engine:
-        agent = Agent(started(start, engine, tmp_path))
-        agent.say(user("a"))
-        route = f"/sessions/{agent.id}/events"
-        seen: list[dict[str, Any]] = []
-        ready = threading.Event()
+    agent.say(user("a"))
+    route = f"/sessions/{agent.id}/events"
+    seen: list[dict[str, Any]] = []
+    ready = threading.Event()
 
-        def listen() -> None:
-            with agent.gateway.control.stream("GET", route) as answer:
-                for line in answer.iter_lines():
-                    if line.startswith("data: {"):
-                        seen.append(json.loads(line[6:]))
-                        ready.set()
+    def listen() -> None:
+        with agent.gateway.control.stream("GET", route) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    seen.append(json.loads(line[6:]))
+                    ready.set()
 
-        listener = threading.Thread(target=listen)
-        listener.start()
-        assert ready.wait(PATIENCE_S)
-        agent.say(user("a"), {"role": "assistant", "content": "ok"}, user("b"))
-        agent.gateway.control.post(f"/sessions/{agent.id}/close")
-        listener.join(PATIENCE_S)
-        *events, end = seen
-        assert [event["seq"] for event in events] == [1, 2] and end == {}
-        assert (events[1]["parent"], events[1]["how"], events[1]["sampled"]) == ([1, 0], "exact", 3)
-        late = agent.gateway.control.get(route, headers={"last-event-id": "1"}).text
-        assert "id: 2" in late and "id: 1\n" not in late and "event: end" in late
+    listener = threading.Thread(target=listen)
+    listener.start()
+    assert ready.wait(PATIENCE_S)
+    agent.say(user("a"), {"role": "assistant", "content": "ok"}, user("b"))
+    agent.gateway.control.post(f"/sessions/{agent.id}/close")
+    listener.join(PATIENCE_S)
+    *events, end = seen
+    assert [event["seq"] for event in events] == [1, 2] and end == {}
+    assert (events[1]["parent"], events[1]["how"], events[1]["sampled"]) == ([1, 0], "exact", 3)
+    late = agent.gateway.control.get(route, headers={"last-event-id": "1"}).text
+    assert "id: 2" in late and "id: 1\n" not in late and "event: end" in late
 
 
-def test_a_deleted_session_gets_no_record(start: Start, tmp_path: Path) -> None:
+def test_a_deleted_session_gets_no_record(agent: Agent, vllm: TokenEngine, tmp_path: Path) -> None:
     """Not even from a request that was on its way; the answer passes."""
-    with TokenEngine("vllm") as engine:
-        agent = Agent(started(start, engine, tmp_path))
-        body = {"model": "stub", "messages": [user("a")], "stream": True, "stub": {"gated": True}}
-        first = threading.Thread(target=lambda: (engine.wait_for(1), engine.seen[0].allow(1)))
-        first.start()
-        with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
-            agent.gateway.control.delete(f"/sessions/{agent.id}")
-            engine.seen[0].allow()
-            assert answer.read().endswith(b"data: [DONE]\n\n")
-        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    with agent.streaming(vllm, user("a")) as answer:
+        agent.gateway.control.delete(f"/sessions/{agent.id}")
+        vllm.seen[0].allow()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_an_answer_after_the_close_is_recorded(start: Start, tmp_path: Path) -> None:
+def test_an_answer_after_the_close_is_recorded(agent: Agent, vllm: TokenEngine) -> None:
     """Its request was there before; number and link go on from what was said."""
-    with TokenEngine("vllm") as engine:
-        agent = Agent(started(start, engine, tmp_path))
-        said = agent.say(user("a")).json()["choices"][0]["message"]
-        messages = [user("a"), said, user("b")]
-        body = {"model": "stub", "messages": messages, "stream": True, "stub": {"gated": True}}
-        first = threading.Thread(target=lambda: (engine.wait_for(2), engine.seen[1].allow(1)))
-        first.start()
-        with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
-            first.join()
-            agent.gateway.control.post(f"/sessions/{agent.id}/close")
-            engine.seen[1].allow()
-            answer.read()
-        _, second = agent.records()
-        assert second.outcome == "completed"
-        assert (second.seq, second.link.parent, second.link.how) == (2, (1, 0), "exact")
-        shown = agent.gateway.control.get(f"/sessions/{agent.id}").json()
-        assert shown["closed"] and shown["counts"]["completions"] == 2
+    said = agent.say(user("a")).json()["choices"][0]["message"]
+    with agent.streaming(vllm, user("a"), said, user("b")) as answer:
+        agent.gateway.control.post(f"/sessions/{agent.id}/close")
+        vllm.seen[1].allow()
+        answer.read()
+    _, second = agent.records()
+    assert second.outcome == "completed"
+    assert (second.seq, second.link.parent, second.link.how) == (2, (1, 0), "exact")
+    shown = agent.gateway.control.get(f"/sessions/{agent.id}").json()
+    assert shown["closed"] and shown["counts"]["completions"] == 2
 
 
 def test_kill_minus_9(tmp_path: Path) -> None:
@@ -347,7 +312,7 @@ def test_kill_minus_9_at_any_moment(tmp_path: Path) -> None:
 
 
 def new_session(control: str, name: str) -> dict[str, Any]:
-    """Made at the control door of a gateway that made a token for itself."""
+    """A session made over the control port of a gateway that generated its token."""
     body = {"id": name, "durable": True}
     return httpx.post(f"{control}/sessions", json=body, headers=CONTROL.headers(control)).json()
 

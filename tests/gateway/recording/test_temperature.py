@@ -13,7 +13,6 @@ from jaxserve.gateway.recording.records import CompletionRecord
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from tests.gateway.conftest import Start
-from tests.gateway.recording.dialect_bodies import BODIES
 from tests.gateway.recording.session_agent import Agent, started, user
 from tests.gateway.token_engine import TokenEngine, scaled
 
@@ -24,8 +23,7 @@ ARRAYS = ("prompt_ids", "response_ids", "loss_mask", "response_logprobs")
 def played(start: Start, folder: Path, kind: str, **sampling: Any) -> list[CompletionRecord]:
     """A conversation of three turns, one of them streamed, with a call and two answers to one
     question."""
-    running = TokenEngine(kind)
-    with running:
+    with TokenEngine(kind) as running:
         agent = Agent(started(start, running, folder / kind))
         said = [user("list")]
         stub = {"reply": "I look.", "calls": ["ls"], "reasoning": "where?"}
@@ -74,20 +72,3 @@ def test_other_temperatures_are_told_apart(start: Start, tmp_path: Path) -> None
             assert not np.array_equal(mine.logprobs, other.logprobs)
             values = [scaled(float(one), 0.5) for one in mine.logprobs]
             np.testing.assert_allclose(other.logprobs, values, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dialect", BODIES)
-def test_the_temperature_of_each_dialect(
-    dialect: str, kind: str, start: Start, tmp_path: Path
-) -> None:
-    """Reaches the engine, and stands in the record."""
-    body = BODIES[dialect]
-    running = TokenEngine(kind)
-    with running:
-        agent = Agent(started(start, running, tmp_path))
-        assert body.say(agent, body.temperature).status_code == 200
-        assert body.say(agent).status_code == 200
-        told = [seen.json.get("temperature") for seen in running.seen]
-    assert told == [1, None]
-    assert [record.sampling.get("temperature") for record in agent.records()] == told

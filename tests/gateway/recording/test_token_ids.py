@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxserve.gateway.recording.token_ids import (
     FORMATS,
@@ -16,39 +15,15 @@ from jaxserve.gateway.recording.token_ids import (
     sampling_parameters,
     without_tokens,
 )
+from tests.examples_drawn import any_json
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "choices",
-                    "index",
-                    "message",
-                    "token_ids",
-                    "prompt_token_ids",
-                    "logprobs",
-                    "content",
-                    "meta_info",
-                    "output_token_logprobs",
-                    "delta",
-                    "tool_calls",
-                    "function",
-                ]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=20,
-)
+KEYS = "choices index message token_ids prompt_token_ids logprobs content meta_info"
+KEYS += " output_token_logprobs delta tool_calls function"
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_request_is_not_changed(kind: str) -> None:
-    """Fault 4: shared objects were changed in place, so that records showed what was not sent."""
+    """Shared objects are not changed in place: records show what was sent."""
     chat: dict[str, Any] = {
         "messages": [{"role": "user", "content": "a"}],
         "stream": True,
@@ -93,7 +68,7 @@ def read(kind: str, answer: Any) -> TokenCollector:
 
 
 def test_a_missing_logprob_is_none() -> None:
-    """Fault 3: not 0.0. One that cannot be told apart from others makes all of them unknown."""
+    """A missing value is NaN, not 0.0; entries that fit no token make all of them unknown."""
     content = [{"logprob": -1.0}, {"logprob": None}, {}]
     answer = {"choices": [{"token_ids": [1, 2, 3], "logprobs": {"content": content}}]}
     _, logprobs = read("vllm", answer).of(0)
@@ -155,7 +130,7 @@ def test_what_are_no_ids_is_not_told(ids: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@given(_JSON)
+@given(any_json(KEYS, 20))
 def test_whatever_an_engine_says_is_read(kind: str, said: Any) -> None:
     """Garbage gives nothing, and no exception; what is read is not changed."""
     answer = said if isinstance(said, dict) else {"choices": said}

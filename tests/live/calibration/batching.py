@@ -1,24 +1,17 @@
-"""A small engine with continuous batching, by what its steps cost: in virtual time or over HTTP."""
+"""A small engine with continuous batching in virtual time, by what its steps cost."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from jaxserve.live.calibration.plan import CalibrationPlan, longest_output
-from jaxserve.live.calibration.steps import COLUMNS, Steps
+from jaxserve.live.calibration.steps import Steps
 from jaxserve.live.calibration.sweep import EngineMeasurements
 from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import IterationTimer
-from tests.server_thread import FakeServer
 
 BUDGET = 2048
 
@@ -31,8 +24,6 @@ class Sequence:
     output: int
     prefilled: int = 0
     made: int = 0
-    tokens: Any = None
-    """queue of the HTTP answer that waits for them."""
     sent_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
@@ -120,90 +111,3 @@ def measured_in_virtual_time(
         batch_cap=None,
         token_budget=BUDGET,
     )
-
-
-class HttpEngine(FakeServer):
-    """``with HttpEngine(timer) as engine: ... engine.url``."""
-
-    def __init__(
-        self,
-        timer: IterationTimer,
-        *,
-        plug_in: bool = False,
-        ids: bool = True,
-        fails_after: int = 10**9,
-    ) -> None:
-        """Args:
-        plug_in: whether steps, KV blocks and knobs are told as vLLM with jaxserve-vllm does.
-        ids: whether prompts may be token ids; words have two tokens each.
-        fails_after: completions that are answered before the first error.
-        """
-        self.batch = Batch(timer)
-        self.asked: list[dict[str, Any]] = []
-        self._ids, self._fails_after, self._plug_in = ids, fails_after, plug_in
-        routes = [
-            Route("/v1/models", self._models),
-            Route("/v1/completions", self._complete, methods=["POST"]),
-        ]
-        if plug_in:
-            routes += [
-                Route("/metrics", self._metrics),
-                Route("/jaxserve/steps", self._steps),
-                Route("/jaxserve/control", self._control),
-            ]
-        super().__init__(routes)
-        self._running: asyncio.Task[None] | None = None
-
-    async def _run(self) -> None:
-        while self.batch.sequences:
-            seconds, getting = self.batch.step()
-            await asyncio.sleep(seconds)
-            for each in getting:
-                each.tokens.put_nowait(each.made)
-
-    async def _models(self, request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "small", "max_model_len": 4096}]})
-
-    async def _complete(self, request: Request) -> Response:
-        body = await request.json()
-        self.asked.append(body)
-        prompt = body["prompt"]
-        if len(self.asked) > self._fails_after or isinstance(prompt, list) > self._ids:
-            return JSONResponse({"error": {"message": "out of order"}}, 400)
-        count = len(prompt) if isinstance(prompt, list) else 1 + 2 * len(prompt.split())
-        sequence = Sequence(count, body["max_tokens"], tokens=asyncio.Queue())
-        self.batch.sequences.append(sequence)
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
-        return StreamingResponse(self._stream(sequence), media_type="text/event-stream")
-
-    async def _stream(self, sequence: Sequence) -> Any:
-        try:
-            made = 0
-            while made < sequence.output:
-                made = await sequence.tokens.get()
-                yield _event({"choices": [{"index": 0, "text": ""}], "usage": None})
-            usage = {"prompt_tokens": sequence.prompt, "completion_tokens": made}
-            yield _event({"choices": [], "usage": usage})
-            yield b"data: [DONE]\n\n"
-        finally:
-            if sequence in self.batch.sequences:
-                self.batch.sequences.remove(sequence)
-
-    async def _metrics(self, request: Request) -> Response:
-        labels = 'block_size="16",enable_prefix_caching="False",num_gpu_blocks="500"'
-        return PlainTextResponse(f"# TYPE x gauge\nvllm:cache_config_info{{{labels}}} 1.0\n")
-
-    async def _control(self, request: Request) -> Response:
-        knobs = {"batch_cap": {"offered": True, "now": 4}, "token_budget": {"offered": False}}
-        return JSONResponse({"engines": [{"engine": 0, "knobs": knobs}]})
-
-    async def _steps(self, request: Request) -> Response:
-        after = int(request.query_params["after"])
-        rows = [(number, *row) for number, row in enumerate(self.batch.rows, 1) if number > after]
-        trace = {"columns": ("step", *COLUMNS), "rows": rows}
-        return JSONResponse({"engines": [trace]})
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"

@@ -81,19 +81,10 @@ def test_parquet_is_the_same(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda text: text.replace("kv_tokens", "kv"), "column 'kv' is unknown; it has seconds"),
-        (
-            lambda text: "\n".join(text.split("\n")[:5]),
-            "number of rows of .* is 4; it must be from",
-        ),
-        (
-            lambda text: text.replace(",1,", ",-1,", 1),
-            "row .*, column decode_seqs is -1; it must",
-        ),
+        (lambda text: "\n".join(text.split("\n")[:5]), "number of rows of .* is 4; it must be"),
+        (lambda text: text.replace(",1,", ",-1,", 1), "row .*, column decode_seqs is -1; it"),
         (lambda text: text.replace(",64,", ",many,", 1), "column decode_seqs has other than"),
-        (
-            lambda text: re.sub("\n[^,]*", "\n0", text, count=2),
-            "row 1, column seconds is 0.0; it must",
-        ),
+        (lambda text: re.sub("\n[^,]*", "\n0", text, count=2), "row 1, column seconds is 0.0;"),
         (lambda text: "", "has no rows"),
     ],
 )

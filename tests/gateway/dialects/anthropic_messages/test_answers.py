@@ -9,9 +9,8 @@ import pytest
 from jaxserve.gateway.dialects.anthropic_messages import answers as anthropic_answers
 from jaxserve.gateway.dialects.anthropic_messages import requests as anthropic_messages
 from jaxserve.gateway.dialects.canonical import Chat, Completion, CompletionChoice, Counts, ToolCall
-from jaxserve.gateway.dialects.deltas import Arguments, CallStart, Finish, deltas_of
+from jaxserve.gateway.dialects.deltas import deltas_of
 from jaxserve.gateway.dialects.request_fields import INVALID_ARGUMENTS
-from jaxserve.gateway.dialects.sealed_reasoning import sealed
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
 from tests.gateway.dialects.conversations import asked
 from tests.gateway.dialects.streams import written
@@ -24,32 +23,6 @@ def to_chat(**fields: Any) -> Chat:
     ask = [{"role": "user", "content": "hello"}]
     given = asked({"model": "m", "max_tokens": 9, "messages": ask, **fields})
     return anthropic_messages.to_chat(given, TemplatePolicy())
-
-
-def test_a_whole_answer() -> None:
-    """Every field of it; what was cached is counted apart."""
-    choice = CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
-    body = anthropic_answers.answer_body(to_chat(), Completion((choice,), Counts(10, 5, 4, 2)))
-    assert body == {
-        "id": "msg_id1",
-        "type": "message",
-        "role": "assistant",
-        "model": "m",
-        "content": [
-            {"type": "thinking", "thinking": "hm", "signature": sealed("hm")},
-            {"type": "text", "text": "hi"},
-            {"type": "tool_use", "id": "c0", "name": "f", "input": {"a": 1}},
-        ],
-        "stop_reason": "tool_use",
-        "stop_sequence": None,
-        "usage": {
-            "input_tokens": 6,
-            "output_tokens": 5,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 4,
-            "output_tokens_details": {"thinking_tokens": 2},
-        },
-    }
 
 
 @pytest.mark.parametrize(
@@ -85,60 +58,6 @@ def test_arguments_that_are_no_object() -> None:
         assert body["content"][0]["input"] == {INVALID_ARGUMENTS: written_down}
 
 
-def test_events() -> None:
-    """All of a stream, in their order."""
-    choice = CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
-    deltas = deltas_of(Completion((choice,), Counts(10, 5)))
-    events = written(anthropic_answers.MessagesEventWriter(to_chat()), deltas)
-    told = [
-        (event["type"], event.get("index"), event.get("delta", event.get("content_block")))
-        for event in events
-    ]
-    assert told == [
-        ("message_start", None, None),
-        ("content_block_start", 0, {"type": "thinking", "thinking": "", "signature": ""}),
-        ("content_block_delta", 0, {"type": "thinking_delta", "thinking": "hm"}),
-        ("content_block_delta", 0, {"type": "signature_delta", "signature": sealed("hm")}),
-        ("content_block_stop", 0, None),
-        ("content_block_start", 1, {"type": "text", "text": ""}),
-        ("content_block_delta", 1, {"type": "text_delta", "text": "hi"}),
-        ("content_block_stop", 1, None),
-        ("content_block_start", 2, {"type": "tool_use", "id": "c0", "name": "f", "input": {}}),
-        ("content_block_delta", 2, {"type": "input_json_delta", "partial_json": '{"a":1}'}),
-        ("content_block_stop", 2, None),
-        ("message_delta", None, {"stop_reason": "tool_use", "stop_sequence": None}),
-        ("message_stop", None, None),
-    ]
-    assert events[0]["message"]["usage"]["input_tokens"] == 0
-    assert events[-2]["usage"]["input_tokens"] == 10
-
-
-def test_two_calls() -> None:
-    """Are two blocks, each with its arguments, also where they come in pieces; without text there
-    is no block of text."""
-    calls = (ToolCall("c0", "f", '{"q":"a"}'), ToolCall("c1", "g", '{"q":"b"}'))
-    completion = Completion((CompletionChoice(calls=calls, finish="tool_calls"),))
-    body = anthropic_answers.answer_body(to_chat(), completion)
-    assert [(one["type"], one["id"], one["input"]) for one in body["content"]] == [
-        ("tool_use", "c0", {"q": "a"}),
-        ("tool_use", "c1", {"q": "b"}),
-    ]
-    deltas: list[Any] = []
-    for number, call in enumerate(calls):
-        deltas.append(CallStart(0, number, call.id, call.name))
-        deltas += [Arguments(0, number, part) for part in (call.arguments[:4], call.arguments[4:])]
-    events = written(
-        anthropic_answers.MessagesEventWriter(to_chat()), [*deltas, Finish(0, "tool_calls")]
-    )
-    kinds = [
-        (event["type"].removeprefix("content_block_"), event["index"]) for event in events[1:-2]
-    ]
-    part = ["start", "delta", "delta", "stop"]
-    assert kinds == [(kind, number) for number in (0, 1) for kind in part]
-    told = [event["delta"]["partial_json"] for event in events[:-2] if "delta" in event]
-    assert told == ['{"q"', ':"a"}', '{"q"', ':"b"}']
-
-
 def test_counts_that_come_early() -> None:
     """Stand in the stream's first event."""
     choice = CompletionChoice(0, "hi", finish="stop")
@@ -146,8 +65,3 @@ def test_counts_that_come_early() -> None:
     events = written(anthropic_answers.MessagesEventWriter(to_chat()), deltas)
     assert events[0]["message"]["usage"]["input_tokens"] == 10
     assert events[-2]["usage"]["output_tokens"] == 5
-
-
-def test_a_count() -> None:
-    """The number alone."""
-    assert anthropic_answers.count_body(7) == {"input_tokens": 7}

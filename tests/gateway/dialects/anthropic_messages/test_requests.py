@@ -14,6 +14,7 @@ from tests.gateway.dialects.conversations import asked
 
 ASK = [{"role": "user", "content": "hello"}]
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
+CHOSEN = {"type": "function", "function": {"name": "f"}}
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -62,11 +63,8 @@ def test_the_billing_header(line: str) -> None:
 def test_a_system_message_in_the_middle() -> None:
     """Stays where it is."""
     later = {"role": "system", "content": [{"type": "text", "text": "be quick"}]}
-    assert sent(messages=[*ASK, later, *ASK])["messages"] == [
-        *ASK,
-        {"role": "system", "content": "be quick"},
-        *ASK,
-    ]
+    found = sent(messages=[*ASK, later, *ASK])["messages"]
+    assert found == [*ASK, {"role": "system", "content": "be quick"}, *ASK]
 
 
 def test_the_assistants_blocks() -> None:
@@ -124,28 +122,18 @@ def test_results_of_tools() -> None:
 
 def test_what_users_show() -> None:
     """Images by address, documents of text, found passages."""
+    pages = [{"type": "text", "text": page} for page in ("P1", "P2")]
     found = messages(
         {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
         {"type": "document", "title": "T", "source": {"type": "text", "data": "D"}},
         {"type": "document", "source": {"type": "content", "content": "C"}},
-        {
-            "type": "document",
-            "source": {
-                "type": "content",
-                "content": [{"type": "text", "text": page} for page in ("P1", "P2")],
-            },
-        },
-        {
-            "type": "search_result",
-            "title": "S",
-            "source": "https://example.com",
-            "content": [{"type": "text", "text": "P"}],
-        },
+        {"type": "document", "source": {"type": "content", "content": pages}},
+        {"type": "search_result", "title": "S", "source": "https://a.example", "content": pages},
     )
     image, *texts = found[0]["content"]
     assert image == {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     said = [part["text"] for part in texts]
-    assert said == ["T", "D", "C", "P1", "P2", "S\nhttps://example.com", "P"]
+    assert said == ["T", "D", "C", "P1", "P2", "S\nhttps://a.example", "P1", "P2"]
 
 
 def test_cache_marks() -> None:
@@ -166,10 +154,7 @@ def test_cache_marks() -> None:
         ({"type": "none"}, {"tool_choice": "none"}),
         (
             {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
-            {
-                "tool_choice": {"type": "function", "function": {"name": "f"}},
-                "parallel_tool_calls": False,
-            },
+            {"tool_choice": CHOSEN, "parallel_tool_calls": False},
         ),
     ],
 )
@@ -233,14 +218,8 @@ def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
     ("block", "sentence"),
     [
         ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "images by file_id"),
-        (
-            {"type": "document", "source": {"type": "base64", "data": ""}},
-            "documents of type base64",
-        ),
-        (
-            {"type": "tool_use", "id": "t", "name": "f", "input": {}},
-            "a type of block that the user",
-        ),
+        ({"type": "document", "source": {"type": "base64", "data": ""}}, "of type base64"),
+        ({"type": "tool_use", "id": "t", "name": "f", "input": {}}, "type of block that the user"),
         ({"type": "tool_result", "content": "a"}, "tool_use_id is missing"),
         ({"text": "a"}, "type is missing"),
         ("a", "content[0] is 'a'; it must be a JSON object"),

@@ -33,50 +33,6 @@ def to_chat(has_token: bool = True) -> Chat:
     return google_generate.to_chat(asked(fields, model="m", streamed=True), TemplatePolicy())
 
 
-def test_a_whole_answer() -> None:
-    """Every field of it; thoughts are counted apart, and signed behind them."""
-    choices = (
-        CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls"),
-        CompletionChoice(1, reasoning="cut", finish="length"),
-    )
-    assert google_answers.answer_body(to_chat(), Completion(choices, Counts(10, 5, 4, 2))) == {
-        "candidates": [
-            {
-                "content": {
-                    "role": "model",
-                    "parts": [
-                        {"text": "hm", "thought": True},
-                        {"text": "hi", "thoughtSignature": sealed("hm")},
-                        CALL,
-                    ],
-                },
-                "finishReason": "STOP",
-                "index": 0,
-            },
-            {
-                "content": {
-                    "role": "model",
-                    "parts": [
-                        {"text": "cut", "thought": True},
-                        {"text": "", "thought": True, "thoughtSignature": sealed("cut")},
-                    ],
-                },
-                "finishReason": "MAX_TOKENS",
-                "index": 1,
-            },
-        ],
-        "modelVersion": "m",
-        "responseId": "id1",
-        "usageMetadata": {
-            "promptTokenCount": 10,
-            "candidatesTokenCount": 3,
-            "thoughtsTokenCount": 2,
-            "totalTokenCount": 15,
-            "cachedContentTokenCount": 4,
-        },
-    }
-
-
 def test_thoughts_that_are_not_shown() -> None:
     """Leave their signature, on the call if that comes first."""
     choice = CompletionChoice(0, "", "hm", calls=CALLS, finish="tool_calls")
@@ -133,8 +89,3 @@ def test_events() -> None:
     ]
     assert ["usageMetadata" in event for event in events] == [False] * 5 + [True]
     assert google_answers.GoogleEventWriter(to_chat()).feed(deltas[:1]).endswith(b"\r\n\r\n")
-
-
-def test_a_count() -> None:
-    """The number alone."""
-    assert google_answers.count_body(7) == {"totalTokens": 7}

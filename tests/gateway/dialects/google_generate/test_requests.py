@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -50,17 +51,6 @@ def test_sampling() -> None:
         "presencePenalty": 0.1,
         "frequencyPenalty": 0.2,
     }
-    snake = {
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 4,
-        "max_output_tokens": 9,
-        "candidate_count": 2,
-        "stop_sequences": ["END"],
-        "seed": 1,
-        "presence_penalty": 0.1,
-        "frequency_penalty": 0.2,
-    }
     expected = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -73,6 +63,9 @@ def test_sampling() -> None:
         "frequency_penalty": 0.2,
     }
     assert configured(**config) == expected
+    snake = {
+        re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): config[name] for name in config
+    }
     found = sent(generation_config=snake, safety_settings=[{"category": "a"}])
     assert found == sent(generationConfig=config)
 
@@ -257,10 +250,7 @@ def test_formats() -> None:
         ({"generationConfig": {"responseModalities": ["AUDIO"]}}, "other than TEXT"),
         ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "responseMimeType text/x.enum"),
         ({"generationConfig": {"responseSchema": {}}}, "it must be application/json beside"),
-        (
-            {"generationConfig": {"thinkingConfig": {"thinkingBudget": "a"}}},
-            "thinkingBudget is 'a'",
-        ),
+        ({"generationConfig": {"thinkingConfig": {"thinkingBudget": "a"}}}, "Budget is 'a'"),
         (
             {"contents": [{"parts": [{"inlineData": {"mimeType": "audio/wav", "data": "a"}}]}]},
             "data of type audio/wav is not supported",
