@@ -307,6 +307,7 @@ def options_as_checked(
         growth={},
         extent=None,
         name=f"check on {check.requests:,} requests",
+        factor=check.factor,
     )
     return with_measured(options, measured, inputs, {each.name: each for each in options})
 

@@ -75,6 +75,8 @@ class Measured:
     """what was measured; None where the table does not tell."""
     name: str
     """name of the measurement."""
+    factor: float | None = None
+    """one factor on all times, where that is all that was measured."""
     note: str = ""
     """what was understood of the files, in one line."""
 
@@ -297,6 +299,8 @@ def with_measured(
 
 def transferred(measured: Measured, other: CostModel) -> CostModel:
     """Times of another layout or format, with the factors that the fit found on the prior's."""
+    if measured.factor is not None:
+        return other.slower(measured.factor)
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(CostModel):
         fitted, prior = (
