@@ -25,8 +25,8 @@ from jaxserve.sim.table.closed_loop import closed_loop
 from jaxserve.sim.traffic.traces import Trace
 
 _ROUNDS = 2
-_WAVES = 4.0
-"""Requests for each one in flight where a load test does not say how many it sent."""
+_WAVES, _MOST_WAVES = 4.0, 10.0
+"""Requests for each one in flight where a load test does not say how many it sent, and at most."""
 _LARGEST_CAP = 512
 
 
@@ -75,10 +75,12 @@ def played(
     """Median TTFT and mean TPOT of each row in the reference simulator, s, float64[rows]."""
     timer = TabulatedTimer(cost, option.tier)
     ttft_s, tpot_s = np.empty(len(sweep)), np.empty(len(sweep))
-    for row, (level, prompt, output) in enumerate(
-        zip(sweep.concurrency, sweep.prompt_tokens, sweep.output_tokens, strict=True)
+    told = np.full(len(sweep), np.nan) if sweep.requests is None else sweep.requests
+    waves = np.where(np.isfinite(told), told / sweep.concurrency, _WAVES).clip(1.0, _MOST_WAVES)
+    counts = np.maximum(np.round(waves * sweep.concurrency), 8).astype(int)
+    for row, (level, prompt, output, count) in enumerate(
+        zip(sweep.concurrency, sweep.prompt_tokens, sweep.output_tokens, counts, strict=True)
     ):
-        count = int(max(_WAVES * level, 8))
         equal = Trace(
             np.zeros(count),
             np.full(count, round(prompt), np.int32),

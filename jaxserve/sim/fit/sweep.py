@@ -4,6 +4,7 @@ A fit takes each run for the steady state of a plain engine that always has so m
 flight; ``jaxserve.sim.fit.run_checks`` refuses what a file says otherwise.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -45,6 +46,8 @@ class Sweep:
     """what was understood of the files, in one line."""
     left_out: int = 0
     """requests that failed or were cut off, which the times leave out."""
+    requests: Array | None = None
+    """completed requests; NaN where a file does not tell, None where none does."""
 
     def __len__(self) -> int:
         return len(self.tpot_s)
@@ -71,6 +74,7 @@ class Sweep:
             output_tokens=self.output_tokens[rows],
             tpot_s=self.tpot_s[rows],
             ttft_s=None if self.ttft_s is None else self.ttft_s[rows],
+            requests=None if self.requests is None else self.requests[rows],
         )
 
 
@@ -177,7 +181,9 @@ def _points(runs: Runs) -> Sweep:
         prompt, output = _mean_lengths(runs, prompt, output, tpot_s)
     ttft_s = runs.values("TTFT", None)
     check_times(runs, concurrency, output, tpot_s, ttft_s)
-    return Sweep(concurrency, prompt, output, tpot_s, ttft_s)
+    done = runs.counted("completed")
+    completed = np.array([done.get(row, math.nan) for row in range(1, len(runs) + 1)])
+    return Sweep(concurrency, prompt, output, tpot_s, ttft_s, requests=completed)
 
 
 def _needed(runs: Runs, what: str, values: Array | None) -> Array:
