@@ -119,6 +119,7 @@ def plan_deployment(
         formats=_words("--format", format),
         kv_formats=_words("--kv-format", kv_format),
         unpriced=unpriced,
+        trace_file=trace,
     )
     console = result_console()
     options, excluded = engine_options(inputs)

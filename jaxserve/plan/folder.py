@@ -13,6 +13,7 @@ from jaxserve.plan.answer import plan_json
 from jaxserve.plan.plan import Plan
 from jaxserve.plan.report import report_html
 from jaxserve.plan.start import start_files
+from jaxserve.plan.task import write_task
 
 
 def check_folder(path: Path) -> None:
@@ -60,6 +61,7 @@ def write_folder(path: Path, plan: Plan) -> list[str]:
             (made / name).write_text(text, encoding="utf-8")
             if name.endswith(".sh"):
                 (made / name).chmod(0o755)
+        names = [*files, *write_task(made, plan)]
         if path.exists():
             shutil.rmtree(path)
         made.rename(path)
@@ -67,4 +69,4 @@ def write_folder(path: Path, plan: Plan) -> list[str]:
         raise InputError(f"--out is {path}, but writing it failed: {error.strerror}") from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return sorted(files)
+    return sorted(names)

@@ -73,6 +73,8 @@ class PlanInputs:
     """GPU kinds that were left out because no price of them was given."""
     frontend_s: float = 0.0
     """delay between client and engine, part of TTFT, s."""
+    trace_file: Path | None = None
+    """file of the traffic; None for a steady rate."""
 
     def __post_init__(self) -> None:
         checks.whole("--max-gpus", self.max_gpus, 1, MOST_GPUS)

@@ -48,6 +48,10 @@ class EngineOption:
     """relative doubt of the times."""
     machine: tuple[Gpu, LlmModel] = field(repr=False)
     """the GPU and the model as served."""
+    kind: str = field(repr=False)
+    """name or file of the kind of GPU, as the user wrote it."""
+    stack: Stack | None = field(repr=False)
+    """what serves the model; None where the GPU's file has no constants of served formats."""
 
     @property
     def name(self) -> str:
@@ -117,6 +121,17 @@ class _Layout:
     served: bool
 
     @property
+    def stack(self) -> Stack | None:
+        if not self.served:
+            return None
+        return Stack(
+            engine=_ENGINE,
+            formats=(self.weight_format, "fp8", "int4"),
+            kv_format=self.kv_format,
+            attention_data_parallel=self.divided,
+        )
+
+    @property
     def name(self) -> str:
         gpu = load_gpu(self.kind).name
         return f"{gpu} TP{self.size} {self.weight_format}, KV {self.kv_format}"
@@ -145,6 +160,8 @@ def _option(inputs: PlanInputs, layout: _Layout) -> EngineOption | Excluded:
         usd_per_hour=layout.size * inputs.prices[layout.kind],
         doubt=published_doubt(model, layout.weight_format, layout.size, layout.served),
         machine=machine,
+        kind=layout.kind,
+        stack=layout.stack,
     )
     pool = option.kv_tokens(1, 64)
     if pool < inputs.model_length:
@@ -162,14 +179,8 @@ def _machine(model: str, layout: _Layout) -> tuple[tuple[Gpu, LlmModel], int]:
     Raises:
       InputError: the GPU's file has no constants of a format.
     """
-    if layout.served:
-        stack = Stack(
-            engine=_ENGINE,
-            formats=(layout.weight_format, "fp8", "int4"),
-            kv_format=layout.kv_format,
-            attention_data_parallel=layout.divided,
-        )
-        return serve(layout.kind, model, stack), 0
+    if layout.stack is not None:
+        return serve(layout.kind, model, layout.stack), 0
     if layout.weight_format not in _TIERS or layout.kv_format != "bf16":
         raise InputError(
             f"{load_gpu(layout.kind).name} has no measured constants of "

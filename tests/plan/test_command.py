@@ -21,6 +21,8 @@ FILES = {
     "plan.json",
     "report.html",
     "sglang.sh",
+    "table.parquet",
+    "task.json",
     "vllm.sh",
 }
 BASE = ("plan", "--ttft", "1", "--tpot", "0.05", "--processes", "1")
