@@ -47,19 +47,19 @@ class Regret:
 
     @property
     def mean(self) -> float:
-        """Mean loss, %."""
-        return 100 * float(self.lost.mean())
+        """Mean loss, %; 0 where no choice is inside its bound."""
+        return 100 * float(self.lost.mean()) if len(self.lost) else 0.0
 
     @property
     def tail(self) -> float:
-        """90th percentile of the loss, %."""
-        return 100 * float(np.percentile(self.lost, 90))
+        """90th percentile of the loss, %; 0 likewise."""
+        return 100 * float(np.percentile(self.lost, 90)) if len(self.lost) else 0.0
 
 
 def choice_rows(
     rows: Sequence[ServedRow], held_out_s: Array, as_shipped_s: Array, closed_form_s: Array
 ) -> list[FidelityRow]:
-    """Rows of the fidelity page.
+    """Rows of the fidelity page; none where no group has configurations to choose from.
 
     Args:
       held_out_s: float64[rows], TPOT under constants that were not fitted to the row.
@@ -67,6 +67,8 @@ def choice_rows(
       closed_form_s: float64[rows], the same by the closed form that ranks deployments of a plan.
     """
     found = regret(rows, held_out_s, ROW_ERROR)
+    if not found.choices:
+        return []
     planned = np.array([row.stack.engine == PLANNED_ENGINE for row in rows])
     served = [row for row, here in zip(rows, planned, strict=True) if here]
     own = regret(served, closed_form_s[planned], ROW_ERROR)
@@ -75,7 +77,7 @@ def choice_rows(
         f"{', '.join(f'{1e3 * each:g}' for each in BOUNDS_S)} ms; without a margin "
         f"{regret(rows, held_out_s, 1e-9)}; shipped constants: "
         f"{regret(rows, as_shipped_s, ROW_ERROR)}; by the closed form of plans, rows of "
-        f"{PLANNED_ENGINE}: {own}"
+        f"{PLANNED_ENGINE}: {own.choices} choices, {own}"
     )
     name = "choice among servers by prediction"
     return [
@@ -125,4 +127,4 @@ def regret(rows: Sequence[ServedRow], predicted_s: Array, error: float) -> Regre
                 lost.append(1 - output[chosen] / output[inside].max())
             else:
                 broken += 1
-    return Regret(choices, np.array(lost), 100 * broken / choices)
+    return Regret(choices, np.array(lost), 100 * broken / max(choices, 1))

@@ -48,7 +48,7 @@ def test_interrupted_training_says_how_to_go_on(
         (("2", "--steps", "0"), "steps is 0; it must be a whole number from 1"),
         (("2", "--episodes", "0"), "episodes is 0; it must be a whole number from 1 to 100000"),
         (("2", "--hardware", "tpu"), "gpu is 'tpu'; it must be one of a100-sxm-40gb"),
-        (("4", "--trace", "none.csv"), "task is 4; it must be 1, 2 or 3"),
+        (("4",), "task is 4; it must be 1, 2 or 3"),
         (("1", "--trace", "none.csv"), "none.csv cannot be read"),
         (("2", "--trace", "none.csv"), "none.csv cannot be read"),
         (("2", "--markdown", "missing/x.md"), "the folder missing does not exist"),

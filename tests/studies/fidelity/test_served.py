@@ -259,7 +259,8 @@ def test_what_is_left_out_is_counted_on_the_page(tmp_path: Path) -> None:
     changes = [{"batch_size": batch} for batch in (4, 8, 16, 32)]
     doubts = [{"batch_size": 16, "silicon_tpot_ms": 40}, {"silicon_ttft_ms": 1e4}]
     rest = [{"mode": "disagg"}, {"silicon_tpot_ms": 1, "batch_size": 64}]
-    group, everything = served_fidelity(_written(tmp_path, *changes, *doubts, *rest))
+    group, everything, *choices = served_fidelity(_written(tmp_path, *changes, *doubts, *rest))
+    assert [row.bar for row in choices] == [2.5, 8.0, 3.0]
     assert group.detail.startswith("3 rows of 1 runs")
     assert "2 ambiguous, 1 queue left out, with them" in group.detail
     assert everything.check.endswith("all rows but the impossible ones")
