@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.plan.options import EngineOption
+from jaxserve.plan.options import LARGEST_CAP, EngineOption
 from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.fit.load_test import FitReport
 from jaxserve.sim.fit.sweep import Sweep
@@ -29,7 +29,6 @@ _ROUNDS = 2
 _WAVES = 4.0
 """Requests for each one in flight where a load test does not say how many it sent."""
 _MOST_WAVES = 10.0
-_LARGEST_CAP = 512
 
 
 def fit_as_played(
@@ -60,7 +59,7 @@ def _in_closed_form(
         sweep.prompt_tokens,
         sweep.output_tokens,
         tier=option.tier,
-        kv_tokens=option.kv_tokens(_LARGEST_CAP, token_budget),
+        kv_tokens=option.kv_tokens(LARGEST_CAP, token_budget),
         token_budget=token_budget,
     )
     ttft_s, tpot_s = played(sweep, cost, option, token_budget)
@@ -76,7 +75,7 @@ def played(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Median TTFT and mean TPOT of each row in the reference simulator, s, float64[rows]."""
     timer = TabulatedTimer(cost, option.tier)
-    knobs = GpuKnobs(_LARGEST_CAP, option.kv_tokens(_LARGEST_CAP, token_budget), tier=option.tier)
+    knobs = GpuKnobs(LARGEST_CAP, option.kv_tokens(LARGEST_CAP, token_budget), tier=option.tier)
     settings = SchedulerSettings(token_budget=token_budget)
     ttft_s, tpot_s = np.empty(len(sweep)), np.empty(len(sweep))
     for row, (level, prompt, output) in enumerate(

@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from jaxserve.plan.doubt import most_expected
 from jaxserve.plan.inputs import PlanInputs
-from jaxserve.plan.options import EngineOption, mean_lengths
-from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.plan.options import LARGEST_CAP, EngineOption, mean_lengths
+from jaxserve.sim.machine.acceptance import tokens_per_step
+from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.traffic.traces import Trace
 
-BATCH_CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+BATCH_CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, LARGEST_CAP)
 """Batch caps to choose from (vLLM's ``max_num_seqs``)."""
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Token budgets to choose from (vLLM's ``max_num_batched_tokens``)."""
@@ -49,21 +50,11 @@ def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
     For each token budget, the batch cap below the requests in flight that are expected to complete
     most inside the objective on TPOT, the next larger one and the engine's own.
     """
-    prompt, output = mean_lengths(inputs)
     found: list[Limits] = []
     for budget in TOKEN_BUDGETS:
-        pool = option.kv_tokens(BATCH_CAPS[-1], budget)
-        if pool < inputs.model_length:
+        if option.kv_tokens(BATCH_CAPS[-1], budget) < inputs.model_length:
             continue
-        loop = closed_loop(
-            option.cost,
-            _IN_FLIGHT,
-            prompt,
-            output,
-            tier=option.tier,
-            kv_tokens=pool,
-            token_budget=budget,
-        )
+        loop, _ = _steady(option, inputs, _IN_FLIGHT, budget)
         inside = loop.tpot_s <= inputs.objective.tpot_s
         inside &= loop.ttft_p50_s <= inputs.objective.ttft_s
         rate = np.where(inside, loop.requests_per_s, 0.0)
@@ -115,31 +106,39 @@ def usual_in_flight(option: EngineOption, inputs: PlanInputs) -> float:
         return 1.0
     peak = float(rates(inputs.trace).max())
     each = peak / np.ceil(peak / limits[0].requests_per_s)
-    prompt, output = mean_lengths(inputs)
-    loop = closed_loop(
-        option.cost,
-        _IN_FLIGHT,
-        prompt,
-        output,
-        tier=option.tier,
-        kv_tokens=max(option.kv_tokens(BATCH_CAPS[-1], limits[0].token_budget), 1),
-        token_budget=limits[0].token_budget,
-    )
+    loop, _ = _steady(option, inputs, _IN_FLIGHT, limits[0].token_budget)
     return float(np.interp(each, np.maximum.accumulate(loop.requests_per_s), _IN_FLIGHT))
 
 
 def decode_share(option: EngineOption, inputs: PlanInputs, in_flight: float, budget: int) -> float:
     """Share of an average iteration that decoding takes; prefill takes the rest."""
+    loop, depth = _steady(option, inputs, max(in_flight, 1.0), budget)
+    decode_s = option.cost.decode_s(loop.batch, option.context_tokens, depth, option.tier)
+    return float(decode_s / loop.iteration_s)
+
+
+def _steady(
+    option: EngineOption, inputs: PlanInputs, in_flight: ArrayLike, budget: int
+) -> tuple[ClosedLoop, NDArray[np.int64]]:
+    """Steady state of an engine with the largest batch cap at ``in_flight`` requests, and the depth
+    of its drafts there, in the shape of ``in_flight``."""
     prompt, output = mean_lengths(inputs)
-    pool = option.kv_tokens(BATCH_CAPS[-1], budget)
+    pool = max(option.kv_tokens(BATCH_CAPS[-1], budget), 1)
+    depth = np.zeros(np.shape(in_flight), np.int64)
+    per_step = np.ones(depth.shape)
+    if option.drafts is not None:
+        running = np.minimum(in_flight, pool / option.context_tokens)
+        depth = np.array(option.drafts.depths)[np.maximum(running.astype(np.int64), 1) - 1]
+        per_step = tokens_per_step(option.drafts.profile)[depth]
     loop = closed_loop(
         option.cost,
-        max(in_flight, 1.0),
+        in_flight,
         prompt,
         output,
+        depth=depth,
         tier=option.tier,
-        kv_tokens=max(pool, 1),
+        tokens_per_step=per_step,
+        kv_tokens=pool,
         token_budget=budget,
     )
-    decode_s = option.cost.decode_s(loop.batch, prompt + output / 2, 0, option.tier)
-    return float(decode_s / loop.iteration_s)
+    return loop, depth

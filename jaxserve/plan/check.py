@@ -153,6 +153,11 @@ def planned_in(
                 "options of the plan, or make it anew without --check"
             )
     by = plan.inside("deployment")
+    if "draft" in by:
+        raise InputError(
+            f"{where} speculates with drafts, and --check sends random prompts, whose drafts are "
+            "accepted as those of no traffic; make and check the plan without --draft"
+        )
     for option in options:
         if (
             option.gpu == by.get("gpu")
@@ -160,6 +165,7 @@ def planned_in(
             and option.weight_format == by.get("weight_format")
             and option.kv_format == by.get("kv_format")
             and option.attention_data_parallel == by.get("expert_parallel")
+            and option.draft is None
         ):
             return PlannedDeployment(
                 option,

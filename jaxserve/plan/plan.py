@@ -111,6 +111,8 @@ class Plan:
         """Engines whose load test would settle the choice, the named one first."""
         options = [] if self.sure else [self.best.deployment.option]
         options += [rival.tried.deployment.option for rival in self.rivals]
+        # A load test tells times without drafts.
+        options = [replace(option, draft=None) for option in options]
         return list(
             {option.name: option for option in options if not option.doubt.measured}.values()
         )

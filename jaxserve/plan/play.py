@@ -17,6 +17,7 @@ from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import EngineOption
 from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.runtime.process_pool import in_processes
+from jaxserve.sim.machine.acceptance import Drafts
 from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.traffic.traces import Trace
 
@@ -55,11 +56,21 @@ class PlannedDeployment:
         return self.option.kv_tokens(self.batch_cap, self.token_budget)
 
     @property
+    def drafts(self) -> Drafts | None:
+        """Speculation up to the batch cap; None without."""
+        drafts = self.option.drafts
+        return drafts and dataclasses.replace(drafts, depths=drafts.depths[: self.batch_cap])
+
+    @property
     def name(self) -> str:
         """Description for people."""
+        depths = ""
+        if self.drafts is not None:
+            spans = (f"{depth} ({first}-{last})" for first, last, depth in self.drafts.ranges)
+            depths = f", speculation depth by sequences {', '.join(spans)}"
         return (
             f"{self.replicas} x {self.option.name}, batch cap {self.batch_cap}, "
-            f"token budget {self.token_budget}"
+            f"token budget {self.token_budget}{depths}"
         )
 
 
@@ -241,6 +252,7 @@ class Player:
             play.slices,
             play.slowdown,
             play.traffic_scale,
+            *(() if by.drafts is None else (by.drafts.profile, by.drafts.depths)),
         )
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -284,6 +296,7 @@ def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> S
         tier=by.option.tier,
         prefix_caching=trace.blocks is not None,
         frontend_s=frontend_s,
+        drafts=by.drafts,
     )
 
 

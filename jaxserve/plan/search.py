@@ -59,8 +59,9 @@ class Family:
     """the engine."""
     limits: tuple[Limits, ...]
     """the most promising first, at least one with a rate above 0."""
-    precision: int
-    """place of its formats in the order of preference, 0 for the most precise."""
+    preference: int
+    """place in the order of preference, 0 for the most precise formats, without drafts before with
+    them."""
 
     @property
     def requests_per_s(self) -> float:
@@ -90,15 +91,13 @@ class FoundPlans:
 def families_of(options: Iterable[EngineOption], inputs: PlanInputs) -> list[Family]:
     """Engines with the limits to try; those of no rate inside the objectives have the limits that
     come nearest."""
-    precision = {
-        formats: place
-        for place, formats in enumerate(itertools.product(inputs.formats, inputs.kv_formats))
-    }
+    kinds = itertools.product(inputs.formats, inputs.kv_formats, (None, inputs.draft))
+    preference = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
     found = []
     for option in options:
         limits = best_limits(option, inputs)
         if limits:
-            place = precision[option.weight_format, option.kv_format]
+            place = preference[option.weight_format, option.kv_format, option.draft]
             found.append(Family(option, tuple(limits), place))
     return found
 
@@ -158,7 +157,7 @@ class _Search:
     def _push(self, family: Family, replicas: int) -> None:
         if replicas * family.option.tensor_parallel <= self.inputs.max_gpus:
             price = round(replicas * family.option.usd_per_hour, 6)
-            entry = (price, family.precision, -family.requests_per_s * replicas)
+            entry = (price, family.preference, -family.requests_per_s * replicas)
             heapq.heappush(self._heap, (*entry, next(self._number), family, replicas))
 
     def _next(self) -> Tried | None:
@@ -291,27 +290,30 @@ def neighbours(best: PlannedDeployment, found: FoundPlans) -> list[tuple[str, Pl
             cases.append((f"{label} the batch cap", replace(best, batch_cap=cap)))
         if 256 <= budget <= 16_384:
             cases.append((f"{label} the token budget", replace(best, token_budget=budget)))
+    own = best.option
     for family in found.families:
-        other, own = family.option, best.option
+        other = family.option
         limits = family.limits[0]
-        alike = (other.weight_format, other.kv_format, other.attention_data_parallel) == (
-            own.weight_format,
-            own.kv_format,
-            own.attention_data_parallel,
-        )
-        if other.gpu == own.gpu and alike and other.tensor_parallel != own.tensor_parallel:
+        if other.gpu != own.gpu:
+            continue
+        same_size = other.tensor_parallel == own.tensor_parallel
+        same_layout = other.attention_data_parallel == own.attention_data_parallel
+        same_formats = (other.weight_format, other.kv_format) == (own.weight_format, own.kv_format)
+        same_draft = other.draft == own.draft
+        if same_layout and same_formats and same_draft and not same_size:
             replicas, rest = divmod(best.gpus, other.tensor_parallel)
             if replicas and not rest:
                 label = f"TP {other.tensor_parallel} on as many GPUs"
                 at = PlannedDeployment(other, replicas, limits.batch_cap, limits.token_budget)
                 cases.append((label, at))
-        if (
-            other.gpu == own.gpu
-            and other.tensor_parallel == own.tensor_parallel
-            and (other.weight_format, other.kv_format) != (own.weight_format, own.kv_format)
-        ):
-            at = replace(best, option=other)
-            label = f"{other.weight_format} weights, {other.kv_format} KV"
-            if at.kv_tokens:
-                cases.append((label, at))
+        at = replace(best, option=other)
+        if not same_size or not at.kv_tokens:
+            continue
+        if same_draft and not same_formats:
+            cases.append((f"{other.weight_format} weights, {other.kv_format} KV", at))
+        elif same_layout and same_formats and not same_draft:
+            cases.append((f"{other.draft or 'no'} drafts", at))
+    if own.draft is not None and "no drafts" not in dict(cases):
+        # An engine that cannot meet the objectives without drafts is in no family.
+        cases.append(("no drafts", replace(best, option=replace(own, draft=None))))
     return cases

@@ -23,6 +23,7 @@ SGLANG_VERSION = "0.5.23"
 """Version of SGLang whose options are written."""
 _PORT, _GATEWAY_PORT = 8000, 9000
 _CHECKPOINTS = {"int8": "W8A8", "int4": "AWQ or GPTQ", "fp4": "NVFP4"}
+_DRAFT = "EAGLE-DRAFT"
 _MEMORY = str(EngineSettings.memory_utilization)
 
 
@@ -36,13 +37,18 @@ def served_model(model: str) -> str:
     return found[1].rstrip(".") if found else model
 
 
-def checkpoint_note(deployment: PlannedDeployment, model: str) -> str | None:
-    """Advice where the weights must be a checkpoint in their own format; None where they need not
-    be."""
+def checkpoint_notes(deployment: PlannedDeployment, model: str) -> list[str]:
+    """Advice on checkpoints that the lines cannot name: weights in their own format, drafts."""
+    notes = []
     kind = _CHECKPOINTS.get(deployment.option.weight_format)
-    if kind is None:
-        return None
-    return f"name a {kind} checkpoint of {model} in place of {served_model(model)}"
+    if kind is not None:
+        notes.append(f"name a {kind} checkpoint of {model} in place of {served_model(model)}")
+    if deployment.drafts is not None:
+        notes.append(
+            f"name an EAGLE draft of {model} in place of {_DRAFT} (methods eagle3 of vLLM and "
+            "EAGLE3 of SGLang for an EAGLE-3 draft)"
+        )
+    return notes
 
 
 def vllm_command(deployment: PlannedDeployment, model: str, model_length: int) -> list[str]:
@@ -63,11 +69,18 @@ def vllm_command(deployment: PlannedDeployment, model: str, model_length: int) -
         words += ["--quantization", "fp8"]
     if option.kv_format == "fp8":
         words += ["--kv-cache-dtype", "fp8"]
+    drafts = deployment.drafts
+    if drafts is not None:
+        config = {"method": "eagle", "model": _DRAFT, "num_speculative_tokens": drafts.deepest}
+        if len(drafts.ranges) > 1:
+            config["num_speculative_tokens_per_batch_size"] = drafts.ranges
+        words += ["--speculative-config", json.dumps(config)]
     return [*words, "--host", "0.0.0.0", "--port", str(_PORT)]
 
 
 def sglang_command(deployment: PlannedDeployment, model: str, model_length: int) -> list[str]:
-    """Arguments of SGLang's server for one replica."""
+    """Arguments of SGLang's server for one replica. Drafts have the smallest depth of the plan at
+    any number of sequences."""
     option = deployment.option
     words = ["python", "-m", "sglang.launch_server", "--model-path", served_model(model)]
     words += ["--tp-size", str(option.tensor_parallel)]
@@ -75,7 +88,14 @@ def sglang_command(deployment: PlannedDeployment, model: str, model_length: int)
         words += ["--dp-size", str(option.tensor_parallel), "--enable-dp-attention"]
         words += ["--ep-size", str(option.tensor_parallel)]
     words += ["--max-running-requests", str(deployment.batch_cap)]
-    words += ["--chunked-prefill-size", str(deployment.token_budget), "--enable-mixed-chunk"]
+    words += ["--chunked-prefill-size", str(deployment.token_budget)]
+    if deployment.drafts is None:
+        words += ["--enable-mixed-chunk"]
+    else:
+        depth = min(depth for depth in deployment.drafts.depths if depth)
+        words += ["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", _DRAFT]
+        words += ["--speculative-num-steps", str(depth), "--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-draft-tokens", str(depth + 1)]
     words += ["--context-length", str(model_length)]
     if option.weight_format == "fp8":
         words += ["--quantization", "fp8"]
@@ -99,14 +119,20 @@ def start_files(
     """Texts of the files by name."""
     vllm = vllm_command(deployment, model, model_length)
     sglang = sglang_command(deployment, model, model_length)
-    note = checkpoint_note(deployment, model)
+    notes = "".join(f"# {note}.\n" for note in checkpoint_notes(deployment, model))
     head = f"#!/bin/sh\n# {deployment.name}\n"
     each = f"# One of {deployment.replicas} replicas, each on {deployment.option.tensor_parallel} "
-    each += f"x {deployment.option.gpu}.\n" + ("" if note is None else f"# {note}.\n")
+    each += f"x {deployment.option.gpu}.\n{notes}"
+    fixed = ""
+    if deployment.drafts is not None:
+        fixed = (
+            "# One depth of drafts at any number of sequences, and prompts in iterations of their "
+            "own: times differ from the plan's.\n"
+        )
     local = [f"127.0.0.1:{_PORT + place}" for place in range(deployment.replicas)]
     return {
         "vllm.sh": f"{head}{each}# vLLM {VLLM_VERSION}\nexec {_lines(vllm)}\n",
-        "sglang.sh": f"{head}{each}# SGLang {SGLANG_VERSION}\nexec {_lines(sglang)}\n",
+        "sglang.sh": f"{head}{each}# SGLang {SGLANG_VERSION}\n{fixed}exec {_lines(sglang)}\n",
         "gateway.sh": (
             f"{head}# The gateway spreads requests over replicas on ports {_PORT} and up.\n"
             f"exec {_lines(['jaxserve', *gateway_command(local, objective, '127.0.0.1')])}\n"

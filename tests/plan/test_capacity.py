@@ -5,13 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxserve.plan.capacity import best_limits, least_replicas, rates
+from jaxserve.plan.capacity import (
+    best_limits,
+    decode_share,
+    least_replicas,
+    rates,
+    usual_in_flight,
+)
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, steady_traffic
 from jaxserve.plan.options import EngineOption, engine_options
 from jaxserve.sim.traffic.traces import Trace
 
 
-def _inputs(tpot_s: float = 0.05) -> PlanInputs:
+def _inputs(tpot_s: float = 0.05, draft: str | None = None) -> PlanInputs:
     prices = {"h100-sxm-80gb": 3.0}
     return PlanInputs(
         "llama-3.1-8b",
@@ -19,6 +25,7 @@ def _inputs(tpot_s: float = 0.05) -> PlanInputs:
         PlanObjective(1.0, tpot_s),
         prices,
         max_gpus=2,
+        draft=draft,
     )
 
 
@@ -32,6 +39,18 @@ def test_a_tighter_objective_bears_less() -> None:
     rates_of = [best_limits(_option(each), each)[0].requests_per_s for each in (loose, tight)]
     assert rates_of[0] > rates_of[1] > 0
     assert best_limits(_option(loose), _inputs(0.001))[0].requests_per_s == 0
+
+
+def test_drafts_bear_more_where_tokens_must_be_fast() -> None:
+    """And an engine of the same GPU and formats without them is the one that they are compared
+    with."""
+    inputs = _inputs(0.009, "sharegpt/eagle")
+    plain, drafted = engine_options(inputs)[0][:2]
+    assert plain.name + ", drafts sharegpt/eagle" == drafted.name
+    most = [best_limits(each, inputs)[0].requests_per_s for each in (plain, drafted)]
+    assert most[1] > 1.2 * most[0] > 0
+    assert usual_in_flight(drafted, inputs) >= 1
+    assert 0 < decode_share(drafted, inputs, 8.0, 2048) < 1
 
 
 def test_rates_count_every_request() -> None:

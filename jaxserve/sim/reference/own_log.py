@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
+from jaxserve.sim.machine.acceptance import Drafts, tokens_per_step
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.stack import serve
@@ -54,6 +55,8 @@ class ServedBy:
     ``hash_ids`` has no such prompts."""
     frontend_s: float = 0.0
     """delay between client and engine, part of TTFT, s."""
+    drafts: Drafts | None = None
+    """speculation; None without."""
 
     def __post_init__(self) -> None:
         checks.whole("kv_tokens", self.kv_tokens, 1, 1e9)
@@ -138,15 +141,20 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
     Returns:
       ``LOG_DTYPE`` rows in the order of the trace.
     """
-    requests = trace_requests(trace)
-    knobs = Knobs(by.batch_cap, by.kv_tokens, tier=by.tier)
+    drafts = by.drafts
+    acceptance = None if drafts is None else [tokens_per_step(drafts.profile)]
+    requests = trace_requests(trace, acceptance=acceptance)
+    deepest = 0 if drafts is None else drafts.deepest
+    knobs = Knobs(by.batch_cap, by.kv_tokens, deepest, by.tier)
     simulator = ReferenceSimulator(
         ReferenceSettings(
             num_gpus=by.gpus,
             queue_capacity=len(requests),
             front_end=ShiftedExponentialFrontEnd(by.frontend_s),
             scheduler=SchedulerSettings(
-                token_budget=by.token_budget, prefix_caching=by.prefix_caching
+                token_budget=by.token_budget,
+                prefix_caching=by.prefix_caching,
+                depths=() if drafts is None else drafts.depths,
             ),
         ),
         timer,

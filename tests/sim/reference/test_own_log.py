@@ -11,6 +11,7 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.acceptance import Drafts, tokens_per_step
 from jaxserve.sim.reference.own_log import Quantity, ServedBy, check_unit, quantities, simulate
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.traffic.prompt_blocks import from_ids
@@ -52,6 +53,16 @@ def test_more_engines_and_a_front_end() -> None:
     assert two["ttft_s"].mean() < one["ttft_s"].mean()
     np.testing.assert_allclose(far["ttft_s"], one["ttft_s"] + 0.5)
     np.testing.assert_allclose(far["tpot_s"], one["tpot_s"])
+
+
+def test_drafts_shorten_tokens() -> None:
+    """By no more than the tokens that a step makes, since drafts take time too."""
+    trace = _trace(20)
+    plain = simulate(trace, _COST, ServedBy(kv_tokens=200_000))
+    drafts = Drafts("sharegpt/eagle", (3,))
+    drafted = simulate(trace, _COST, ServedBy(kv_tokens=200_000, drafts=drafts))
+    speedup = plain["tpot_s"].mean() / drafted["tpot_s"].mean()
+    assert 1.2 < speedup < tokens_per_step("sharegpt/eagle")[3]
 
 
 def test_what_no_engine_has_room_for_is_counted() -> None:
