@@ -42,6 +42,7 @@ def plan_deployment(
     format: str = "bf16,fp8",
     kv_format: str = "bf16,fp8",
     draft: Name = None,
+    split: bool = False,
     prices: File = None,
     load_test: _Files = (),
     table: File = None,
@@ -69,6 +70,7 @@ def plan_deployment(
         kv_format: The same of the KV cache.
         draft: Acceptance of EAGLE drafts that engines may speculate with, for example
             sharegpt/eagle; without it no engine speculates.
+        split: Also try deployments some of whose replicas only prefill while the others decode.
         prices: JSON file of USD per hour of one GPU by name, in place of the GPU files' own.
         load_test: Load tests of your engines, see table fit; GPU/TP/FORMAT= says of which engine,
             such as h100-sxm-80gb/2/fp8=test.jsonl, where --hardware names more than one GPU.
@@ -123,6 +125,7 @@ def plan_deployment(
         kv_formats=_words("--kv-format", kv_format),
         unpriced=unpriced,
         draft=draft,
+        split=split,
     )
     console = result_console()
     options, excluded = engine_options(inputs)

@@ -25,6 +25,8 @@ TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Token budgets to choose from (vLLM's ``max_num_batched_tokens``)."""
 DEFAULT_CAP, DEFAULT_BUDGET = 256, 2048
 """The simulated engine's own batch cap and token budget."""
+SPLIT_BUDGET = 8192
+"""Token budget where replicas only prefill or only decode: long chunks delay nobody's tokens."""
 WINDOW_S = 60.0
 """Length of the windows over which rates are counted, s."""
 _IN_FLIGHT = np.unique(np.round(np.geomspace(1, BATCH_CAPS[-1], 60)))
@@ -42,6 +44,15 @@ class Limits:
     """rate inside the objectives, in closed form; 0 where no rate is."""
     in_flight: float
     """requests in flight at that rate."""
+    prefill_share: float = 0.0
+    """share of the replicas that only prefill while the others decode, at which both are as busy;
+    0 where every replica does both."""
+
+    def prefill_replicas(self, replicas: int) -> int:
+        """Replicas that only prefill, of at least two."""
+        if not self.prefill_share:
+            return 0
+        return min(max(round(self.prefill_share * replicas), 1), replicas - 1)
 
 
 def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
@@ -78,6 +89,33 @@ def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
         return not equal, abs(budget_steps), cap_steps
 
     return sorted(found, key=order)
+
+
+def split_limits(option: EngineOption, inputs: PlanInputs) -> Limits | None:
+    """Limits of an engine whose replicas prefill or decode, with the rate for each of all replicas;
+    None where one of the two is beyond its objective at any rate.
+
+    Prompts pass one after the other, and a decoding engine runs as many sequences as it has memory
+    for and their time per token allows.
+    """
+    prompt, output = mean_lengths(inputs)
+    pool = option.kv_tokens(DEFAULT_CAP, SPLIT_BUDGET)
+    if pool < inputs.model_length:
+        return None
+    running = _IN_FLIGHT[_IN_FLIGHT <= DEFAULT_CAP]
+    depth, per_step = _drafted(option, running)
+    step_s = option.cost.decode_s(running, option.context_tokens, depth, option.tier)
+    inside = step_s / per_step <= inputs.objective.tpot_s
+    inside &= running <= max(pool / option.context_tokens, 1.0)
+    prefill_s = float(option.cost.prefill_alone_s(prompt, option.tier, SPLIT_BUDGET))
+    if not inside.any() or prefill_s > inputs.objective.ttft_s:
+        return None
+    decoded = np.where(inside, running * per_step / ((output - 1) * step_s), 0.0)
+    best = int(decoded.argmax())
+    decode_s = 1.0 / float(decoded[best])
+    share = prefill_s / (prefill_s + decode_s)
+    rate = 1.0 / (prefill_s + decode_s)
+    return Limits(DEFAULT_CAP, SPLIT_BUDGET, rate, float(running[best]), share)
 
 
 def rates(trace: Trace, window_s: float = WINDOW_S) -> NDArray[np.float64]:
@@ -124,12 +162,7 @@ def _steady(
     of its drafts there, in the shape of ``in_flight``."""
     prompt, output = mean_lengths(inputs)
     pool = max(option.kv_tokens(BATCH_CAPS[-1], budget), 1)
-    depth = np.zeros(np.shape(in_flight), np.int64)
-    per_step = np.ones(depth.shape)
-    if option.drafts is not None:
-        running = np.minimum(in_flight, pool / option.context_tokens)
-        depth = np.array(option.drafts.depths)[np.maximum(running.astype(np.int64), 1) - 1]
-        per_step = tokens_per_step(option.drafts.profile)[depth]
+    depth, per_step = _drafted(option, np.minimum(in_flight, pool / option.context_tokens))
     loop = closed_loop(
         option.cost,
         in_flight,
@@ -142,3 +175,13 @@ def _steady(
         token_budget=budget,
     )
     return loop, depth
+
+
+def _drafted(
+    option: EngineOption, running: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Depth of the drafts of an engine that runs so many sequences, and mean tokens per step."""
+    if option.drafts is None:
+        return np.zeros(running.shape, np.int64), np.ones(running.shape)
+    depth = np.array(option.drafts.depths)[np.maximum(running.astype(np.int64), 1) - 1]
+    return depth, tokens_per_step(option.drafts.profile)[depth]

@@ -172,6 +172,7 @@ def planned_in(
                 by.whole("replicas", 1),
                 by.whole("batch_cap", 1),
                 by.whole("token_budget", 1),
+                by.whole("prefill_replicas", 1) if "prefill_replicas" in by else 0,
             )
     raise InputError(
         f"{where} names {by.get('name')!r:.120}, which is not among the engines of these options"

@@ -76,6 +76,8 @@ class PlanInputs:
     """delay between client and engine, part of TTFT, s."""
     draft: str | None = None
     """acceptance profile of the drafts that engines may speculate with; None for no speculation."""
+    split: bool = False
+    """whether some replicas may only prefill and the others only decode."""
 
     def __post_init__(self) -> None:
         checks.whole("--max-gpus", self.max_gpus, 1, MOST_GPUS)

@@ -86,6 +86,13 @@ class EngineOption:
             return 0
         return int(pool / kv_bytes_per_token(model, speculating, group))
 
+    @property
+    def handover_s_per_token(self) -> float:
+        """Seconds that the KV of a token takes between engines, each GPU over a link of its own."""
+        gpu, model = self.machine
+        size = kv_bytes_per_token(model, self.draft is not None, self.tensor_parallel)
+        return size / gpu.link_bytes_per_s
+
     def doubted(self, doubt: Doubt) -> Doubt:
         """A doubt of the times, with that of the acceptance of its drafts."""
         if self.draft is None:

@@ -156,7 +156,11 @@ def make_plan(
         ]
     )
     runs.play_whole()
-    family = next(each for each in found.families if each.option is best.option)
+    family = next(
+        each
+        for each in found.families
+        if each.option is best.option and each.split == (best.prefill > 0)
+    )
     tried = [Tried(at, runs.result(Play(at, slices=True)), False) for _, at in beside]
     seen = {each.deployment for each in found.tried}
     return Plan(
@@ -201,10 +205,12 @@ class _Runs:
         most = inputs.max_gpus // best.option.tensor_parallel
         more = range(best.replicas + 1, min(2 * best.replicas + 2, most) + 1)
         self._fewer = [
-            Play(replace(best, replicas=count), slowdown=doubt.faster)
-            for count in range(best.replicas - 1, max(best.replicas // 2 - 1, 0), -1)
+            Play(best.of(count), slowdown=doubt.faster)
+            for count in range(
+                best.replicas - 1, max(best.replicas // 2 - 1, 1 if best.prefill else 0), -1
+            )
         ]
-        self._more = [Play(replace(best, replicas=count), slowdown=doubt.slower) for count in more]
+        self._more = [Play(best.of(count), slowdown=doubt.slower) for count in more]
         self._scaled = [Play(best, traffic_scale=scale) for scale in SCALES]
         self._ends = [Play(best, slowdown=each) for each in (doubt.slower, doubt.faster)]
 
@@ -297,7 +303,7 @@ def _kinds(found: FoundPlans, inputs: PlanInputs) -> tuple[tuple[str, str, float
         option = family.option
         replicas = int(np.ceil(peak / family.requests_per_s))
         price = replicas * option.usd_per_hour
-        if option.gpu == own or replicas * option.tensor_parallel > inputs.max_gpus:
+        if family.split or option.gpu == own or replicas * option.tensor_parallel > inputs.max_gpus:
             continue
         if option.gpu not in cheapest or price < cheapest[option.gpu][2]:
             cheapest[option.gpu] = (option.gpu, f"{replicas} x {option.name}", price)

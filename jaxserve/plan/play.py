@@ -39,6 +39,8 @@ class PlannedDeployment:
     """sequences that one engine runs at once."""
     token_budget: int
     """tokens of an iteration."""
+    prefill: int = 0
+    """replicas that only prefill, the others then only decode; 0 where every replica does both."""
 
     @property
     def gpus(self) -> int:
@@ -68,10 +70,20 @@ class PlannedDeployment:
         if self.drafts is not None:
             spans = (f"{depth} ({first}-{last})" for first, last, depth in self.drafts.ranges)
             depths = f", speculation depth by sequences {', '.join(spans)}"
+        split = ""
+        if self.prefill:
+            split = f" ({self.prefill} prefill, {self.replicas - self.prefill} decode)"
         return (
-            f"{self.replicas} x {self.option.name}, batch cap {self.batch_cap}, "
+            f"{self.replicas} x {self.option.name}{split}, batch cap {self.batch_cap}, "
             f"token budget {self.token_budget}{depths}"
         )
+
+    def of(self, replicas: int) -> PlannedDeployment:
+        """The deployment with other replicas, as large a share of which only prefills."""
+        prefill = round(self.prefill * replicas / self.replicas)
+        if self.prefill:
+            prefill = min(max(prefill, 1), replicas - 1)
+        return dataclasses.replace(self, replicas=replicas, prefill=prefill)
 
 
 @dataclass(frozen=True)
@@ -253,6 +265,7 @@ class Player:
             play.slowdown,
             play.traffic_scale,
             *(() if by.drafts is None else (by.drafts.profile, by.drafts.depths)),
+            *((by.prefill, by.option.handover_s_per_token) if by.prefill else ()),
         )
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -297,6 +310,8 @@ def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> S
         prefix_caching=trace.blocks is not None,
         frontend_s=frontend_s,
         drafts=by.drafts,
+        prefill_gpus=by.prefill,
+        handover_s_per_token=by.option.handover_s_per_token,
     )
 
 

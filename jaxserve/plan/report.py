@@ -96,10 +96,16 @@ def report_html(plan: Plan, commands: dict[str, str]) -> str:
         ),
         *_kinds(plan),
         "<h2>Start it</h2>",
-        f"<p>One replica:</p><pre>{_text(commands['vllm.sh'])}</pre>",
-        f"<pre>{_text(commands['sglang.sh'])}</pre>",
+        f"<p>{'One replica of each role' if by.prefill else 'One replica'}:</p>",
+        *(
+            f"<pre>{_text(text)}</pre>"
+            for name, text in commands.items()
+            if name.startswith(("vllm", "sglang"))
+        ),
         *(f"<p>{_text(note)}.</p>" for note in checkpoint_notes(by, plan.inputs.model)),
-        "<p>All replicas with the gateway: <code>compose.yaml</code>, "
+        ""
+        if by.prefill
+        else "<p>All replicas with the gateway: <code>compose.yaml</code>, "
         "<code>kubernetes.yaml</code>, <code>gateway.sh</code>.</p>",
         "<h2>What the plan cannot know</h2>",
         _list(unknown(plan)),

@@ -22,6 +22,7 @@ from jaxserve.plan.capacity import (
     best_limits,
     decode_share,
     rates,
+    split_limits,
 )
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption
@@ -61,17 +62,33 @@ class Family:
     """the most promising first, at least one with a rate above 0."""
     preference: int
     """place in the order of preference, 0 for the most precise formats, without drafts before with
-    them."""
+    them, replicas that do both before a split."""
 
     @property
     def requests_per_s(self) -> float:
         """Rate of the most promising limits, in closed form."""
         return self.limits[0].requests_per_s
 
+    @property
+    def split(self) -> bool:
+        """Whether replicas only prefill or only decode."""
+        return self.limits[0].prefill_share > 0
+
+    def replicas(self, max_gpus: int) -> tuple[int, int]:
+        """Fewest and most replicas: a split has two at least, all of them joined by GPU links."""
+        size, joined = self.option.tensor_parallel, self.option.machine[0].link_gpus
+        return (2, int(min(max_gpus, joined)) // size) if self.split else (1, max_gpus // size)
+
     def deployments(self, replicas: int) -> list[PlannedDeployment]:
         """With each of the limits."""
         return [
-            PlannedDeployment(self.option, replicas, each.batch_cap, each.token_budget)
+            PlannedDeployment(
+                self.option,
+                replicas,
+                each.batch_cap,
+                each.token_budget,
+                each.prefill_replicas(replicas),
+            )
             for each in self.limits
         ]
 
@@ -96,9 +113,13 @@ def families_of(options: Iterable[EngineOption], inputs: PlanInputs) -> list[Fam
     found = []
     for option in options:
         limits = best_limits(option, inputs)
+        place = 2 * preference[option.weight_format, option.kv_format, option.draft]
         if limits:
-            place = preference[option.weight_format, option.kv_format, option.draft]
             found.append(Family(option, tuple(limits), place))
+        if inputs.split and not option.attention_data_parallel:
+            split = split_limits(option, inputs)
+            if split is not None:
+                found.append(Family(option, (split,), place + 1))
     return found
 
 
@@ -142,7 +163,9 @@ class _Search:
         """Plays in the order of price."""
         rate = len(self.inputs.trace) / max(self.inputs.trace.duration_s, 1e-9)
         for family in self.families:
-            self._push(family, max(1, math.ceil(rate / (_OPTIMISM * family.requests_per_s))))
+            fewest, _ = family.replicas(self.inputs.max_gpus)
+            needed = math.ceil(rate / (_OPTIMISM * family.requests_per_s))
+            self._push(family, max(fewest, needed))
         while self._heap:
             if self.progress is not None:
                 total = len(self.tried) + len(self._heap)
@@ -155,7 +178,7 @@ class _Search:
         raise _nothing(self.inputs, self.families, self.tried, self.player)
 
     def _push(self, family: Family, replicas: int) -> None:
-        if replicas * family.option.tensor_parallel <= self.inputs.max_gpus:
+        if replicas <= family.replicas(self.inputs.max_gpus)[1]:
             price = round(replicas * family.option.usd_per_hour, 6)
             entry = (price, family.preference, -family.requests_per_s * replicas)
             heapq.heappush(self._heap, (*entry, next(self._number), family, replicas))
@@ -206,8 +229,11 @@ class _Search:
 
 def _other_limits(deployment: PlannedDeployment, result: Played) -> list[PlannedDeployment]:
     """The same replicas with limits that favour what was missed: TPOT wants smaller iterations,
-    TTFT larger ones."""
+    TTFT larger ones; of a split, one replica more that decodes or prefills."""
     budget, cap = deployment.token_budget, deployment.batch_cap
+    if deployment.prefill:
+        prefill = deployment.prefill + (1 if result.missed_ttft > result.missed_tpot else -1)
+        return [replace(deployment, prefill=prefill)] if 0 < prefill < deployment.replicas else []
     if result.missed_tpot > result.missed_ttft:
         running = max(int(result.in_flight), 1)
         within = [each for each in BATCH_CAPS if each <= running and each < cap]
@@ -230,15 +256,8 @@ def _nothing(
 ) -> InputError:
     """The error of objectives that no deployment meets."""
     if not tried:
-        largest = [
-            PlannedDeployment(
-                family.option,
-                max(inputs.max_gpus // family.option.tensor_parallel, 1),
-                family.limits[0].batch_cap,
-                family.limits[0].token_budget,
-            )
-            for family in families
-        ]
+        ranges = [(family, *family.replicas(inputs.max_gpus)) for family in families]
+        largest = [family.deployments(most)[0] for family, fewest, most in ranges if most >= fewest]
         fastest = sorted(largest, key=lambda each: each.option.cost.prefill_alone_s(1024).item())
         for deployment in fastest[:4]:
             (result,) = player.play([Play(deployment, slices=True)])
@@ -265,8 +284,11 @@ def binding(tried: Tried, inputs: PlanInputs) -> str:
         float(inputs.trace.prompt_tokens.max()), by.option.tier, by.token_budget
     )
     share = decode_share(by.option, inputs, result.in_flight, by.token_budget)
+    slow_tokens = result.missed_tpot >= result.missed_ttft
     slowest = "decode bandwidth" if share > 0.5 else "prefill time"
-    if result.missed_tpot >= result.missed_ttft:
+    if by.prefill:
+        slowest = "decode bandwidth" if slow_tokens else "prefill time"
+    if slow_tokens:
         return slowest
     if result.waited < 0.5 and float(lasting) > 0.5 * inputs.objective.ttft_s:
         return "prefill time"
@@ -282,8 +304,14 @@ def binding(tried: Tried, inputs: PlanInputs) -> str:
 def neighbours(best: PlannedDeployment, found: FoundPlans) -> list[tuple[str, PlannedDeployment]]:
     """Deployments that differ from the best in one thing, with a name for the difference."""
     cases: list[tuple[str, PlannedDeployment]] = []
-    if best.replicas > 1:
-        cases.append(("one replica less", replace(best, replicas=best.replicas - 1)))
+    if best.replicas > (2 if best.prefill else 1):
+        cases.append(("one replica less", best.of(best.replicas - 1)))
+    if best.prefill:
+        cases.append(("no split of prefill and decode", replace(best, prefill=0)))
+        for more, label in ((1, "more"), (-1, "less")):
+            if 0 < best.prefill + more < best.replicas:
+                at = replace(best, prefill=best.prefill + more)
+                cases.append((f"one replica {label} that prefills", at))
     for factor, label in ((0.5, "half"), (2, "twice")):
         cap, budget = int(best.batch_cap * factor), int(best.token_budget * factor)
         if 1 <= cap <= 512:
@@ -294,13 +322,14 @@ def neighbours(best: PlannedDeployment, found: FoundPlans) -> list[tuple[str, Pl
     for family in found.families:
         other = family.option
         limits = family.limits[0]
-        if other.gpu != own.gpu:
+        if other.gpu != own.gpu or family.split:
             continue
         same_size = other.tensor_parallel == own.tensor_parallel
         same_layout = other.attention_data_parallel == own.attention_data_parallel
         same_formats = (other.weight_format, other.kv_format) == (own.weight_format, own.kv_format)
         same_draft = other.draft == own.draft
-        if same_layout and same_formats and same_draft and not same_size:
+        same_engine = same_layout and same_formats and same_draft
+        if same_engine and not same_size and not best.prefill:
             replicas, rest = divmod(best.gpus, other.tensor_parallel)
             if replicas and not rest:
                 label = f"TP {other.tensor_parallel} on as many GPUs"

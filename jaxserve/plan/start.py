@@ -21,7 +21,9 @@ VLLM_VERSION = "0.32.0"
 """Version of vLLM whose options are written."""
 SGLANG_VERSION = "0.5.23"
 """Version of SGLang whose options are written."""
-_PORT, _GATEWAY_PORT = 8000, 9000
+PORT, GATEWAY_PORT = 8000, 9000
+"""Ports of replica 0, whose next replicas have the next ports on one machine, and of what is in
+front of the replicas."""
 _CHECKPOINTS = {"int8": "W8A8", "int4": "AWQ or GPTQ", "fp4": "NVFP4"}
 _DRAFT = "EAGLE-DRAFT"
 _MEMORY = str(EngineSettings.memory_utilization)
@@ -75,7 +77,7 @@ def vllm_command(deployment: PlannedDeployment, model: str, model_length: int) -
         if len(drafts.ranges) > 1:
             config["num_speculative_tokens_per_batch_size"] = drafts.ranges
         words += ["--speculative-config", json.dumps(config)]
-    return [*words, "--host", "0.0.0.0", "--port", str(_PORT)]
+    return [*words, "--host", "0.0.0.0", "--port", str(PORT)]
 
 
 def sglang_command(deployment: PlannedDeployment, model: str, model_length: int) -> list[str]:
@@ -89,9 +91,9 @@ def sglang_command(deployment: PlannedDeployment, model: str, model_length: int)
         words += ["--ep-size", str(option.tensor_parallel)]
     words += ["--max-running-requests", str(deployment.batch_cap)]
     words += ["--chunked-prefill-size", str(deployment.token_budget)]
-    if deployment.drafts is None:
+    if deployment.drafts is None and not deployment.prefill:
         words += ["--enable-mixed-chunk"]
-    else:
+    if deployment.drafts is not None:
         depth = min(depth for depth in deployment.drafts.depths if depth)
         words += ["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", _DRAFT]
         words += ["--speculative-num-steps", str(depth), "--speculative-eagle-topk", "1"]
@@ -101,7 +103,7 @@ def sglang_command(deployment: PlannedDeployment, model: str, model_length: int)
         words += ["--quantization", "fp8"]
     if option.kv_format == "fp8":
         words += ["--kv-cache-dtype", "fp8_e4m3"]
-    return [*words, "--host", "0.0.0.0", "--port", str(_PORT)]
+    return [*words, "--host", "0.0.0.0", "--port", str(PORT)]
 
 
 def gateway_command(hosts: Sequence[str], objective: PlanObjective, host: str) -> list[str]:
@@ -110,7 +112,7 @@ def gateway_command(hosts: Sequence[str], objective: PlanObjective, host: str) -
     for each in hosts:
         words += ["--engine", f"vllm=http://{each}"]
     slo = f"default:ttft={objective.ttft_s:g},tpot={objective.tpot_s:g}"
-    return [*words, "--slo", slo, "--host", host, "--port", str(_GATEWAY_PORT)]
+    return [*words, "--slo", slo, "--host", host, "--port", str(GATEWAY_PORT)]
 
 
 def start_files(
@@ -129,20 +131,20 @@ def start_files(
             "# One depth of drafts at any number of sequences, and prompts in iterations of their "
             "own: times differ from the plan's.\n"
         )
-    local = [f"127.0.0.1:{_PORT + place}" for place in range(deployment.replicas)]
+    local = [f"127.0.0.1:{PORT + place}" for place in range(deployment.replicas)]
     return {
-        "vllm.sh": f"{head}{each}# vLLM {VLLM_VERSION}\nexec {_lines(vllm)}\n",
-        "sglang.sh": f"{head}{each}# SGLang {SGLANG_VERSION}\n{fixed}exec {_lines(sglang)}\n",
+        "vllm.sh": f"{head}{each}# vLLM {VLLM_VERSION}\nexec {shell_lines(vllm)}\n",
+        "sglang.sh": f"{head}{each}# SGLang {SGLANG_VERSION}\n{fixed}exec {shell_lines(sglang)}\n",
         "gateway.sh": (
-            f"{head}# The gateway spreads requests over replicas on ports {_PORT} and up.\n"
-            f"exec {_lines(['jaxserve', *gateway_command(local, objective, '127.0.0.1')])}\n"
+            f"{head}# The gateway spreads requests over replicas on ports {PORT} and up.\n"
+            f"exec {shell_lines(['jaxserve', *gateway_command(local, objective, '127.0.0.1')])}\n"
         ),
         "compose.yaml": _yaml([_compose(deployment, vllm, objective)]),
         "kubernetes.yaml": _yaml(_manifests(deployment, vllm, objective)),
     }
 
 
-def _lines(words: Sequence[str]) -> str:
+def shell_lines(words: Sequence[str]) -> str:
     """A command over several lines, each option with its value on one."""
     text = ""
     for word in words:
@@ -167,11 +169,11 @@ def _compose(
             "deploy": {"resources": {"reservations": {"devices": [reservation]}}},
             "restart": "unless-stopped",
         }
-    hosts = [f"{name}:{_PORT}" for name in services]
+    hosts = [f"{name}:{PORT}" for name in services]
     gateway = {
         "image": "jaxserve",
         "command": ["python", "-m", "jaxserve.cli", *gateway_command(hosts, objective, "0.0.0.0")],
-        "ports": [f"127.0.0.1:{_GATEWAY_PORT}:{_GATEWAY_PORT}"],
+        "ports": [f"127.0.0.1:{GATEWAY_PORT}:{GATEWAY_PORT}"],
         "depends_on": list(services),
         "restart": "unless-stopped",
     }
@@ -183,9 +185,9 @@ def _manifests(
 ) -> list[dict[str, Any]]:
     """A stateful set of engines, whose pods have names of their own, and a gateway."""
     engine, gateway = {"app": "engine"}, {"app": "gateway"}
-    hosts = [f"engine-{place}.engine:{_PORT}" for place in range(deployment.replicas)]
+    hosts = [f"engine-{place}.engine:{PORT}" for place in range(deployment.replicas)]
     probe = {
-        "httpGet": {"path": "/health", "port": _PORT},
+        "httpGet": {"path": "/health", "port": PORT},
         "periodSeconds": 5,
         "failureThreshold": 360,
     }
@@ -196,11 +198,11 @@ def _manifests(
                 "name": "vllm",
                 "image": f"vllm/vllm-openai:v{VLLM_VERSION}",
                 "args": vllm[2:],
-                "ports": [{"containerPort": _PORT}],
+                "ports": [{"containerPort": PORT}],
                 "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}],
                 "resources": {"limits": {"nvidia.com/gpu": deployment.option.tensor_parallel}},
                 "startupProbe": probe,
-                "readinessProbe": {"httpGet": {"path": "/health", "port": _PORT}},
+                "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}},
                 "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
             }
         ],
@@ -213,11 +215,11 @@ def _manifests(
                 "image": "jaxserve",
                 "command": ["python", "-m", "jaxserve.cli"],
                 "args": gateway_command(hosts, objective, "0.0.0.0"),
-                "ports": [{"containerPort": _GATEWAY_PORT}],
+                "ports": [{"containerPort": GATEWAY_PORT}],
             }
         ]
     }
-    engine_ports, gateway_ports = ([{"port": port}] for port in (_PORT, _GATEWAY_PORT))
+    engine_ports, gateway_ports = ([{"port": port}] for port in (PORT, GATEWAY_PORT))
     return [
         _object("v1", "Service", "engine", {"clusterIP": "None", "selector": engine,
                 "ports": engine_ports, "publishNotReadyAddresses": True}),

@@ -11,6 +11,7 @@ from jaxserve.plan.inputs import PlanInputs, PlanObjective, steady_traffic
 from jaxserve.plan.options import engine_options
 from jaxserve.plan.play import PlannedDeployment
 from jaxserve.plan.start import VLLM_VERSION, vllm_command
+from jaxserve.plan.start_split import vllm_role_command
 from tests.integrations.vllm_environment import VERSION, vllm_python
 
 pytestmark = pytest.mark.deep
@@ -27,8 +28,11 @@ for words in lines:
     engine = AsyncEngineArgs.from_cli_args(arguments)
     names = ("tensor_parallel_size", "data_parallel_size", "enable_expert_parallel",
              "max_num_seqs", "max_num_batched_tokens", "max_model_len", "quantization",
-             "kv_cache_dtype", "gpu_memory_utilization", "speculative_config")
-    parsed.append({name: getattr(engine, name) for name in names} | {"model": arguments.model_tag})
+             "kv_cache_dtype", "gpu_memory_utilization", "speculative_config", "kv_transfer_config")
+    values = {name: getattr(engine, name) for name in names}
+    transfer = values["kv_transfer_config"]
+    values["kv_transfer_config"] = transfer and transfer.kv_role
+    parsed.append(values | {"model": arguments.model_tag})
 print(json.dumps(parsed))
 """
 
@@ -48,7 +52,12 @@ def test_vllm_reads_every_option() -> None:
         deployments += [
             (model, PlannedDeployment(option, 2, 128, 4096)) for option in engine_options(inputs)[0]
         ]
-    lines = [vllm_command(deployment, model, 2048) for model, deployment in deployments]
+    lines = [
+        vllm_command(deployment, model, 2048)
+        if deployment.option.attention_data_parallel
+        else vllm_role_command(deployment, model, 2048, "decode")
+        for model, deployment in deployments
+    ]
     done = subprocess.run(
         [python, "-c", _PARSE],
         input=json.dumps([words[2:] for words in lines]),
@@ -81,4 +90,5 @@ def test_vllm_reads_every_option() -> None:
             "kv_cache_dtype": "fp8" if option.kv_format == "fp8" else "auto",
             "gpu_memory_utilization": 0.92,
             "speculative_config": drafts,
+            "kv_transfer_config": None if divided else "kv_consumer",
         }

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.plan.answer import certainty, measurement, plan_json
+from jaxserve.plan.answer import certainty, measurement, plan_json, unknown
+from jaxserve.plan.folder import write_folder
 from jaxserve.plan.inputs import PlanInputs, PlanObjective
 from jaxserve.plan.options import engine_options
 from jaxserve.plan.plan import Plan, make_plan
@@ -131,6 +132,29 @@ def test_at_one_price_no_drafts_are_named() -> None:
     plan = make_plan(inputs, *engine_options(inputs), Player(inputs))
     assert plan.best.deployment.drafts is None
     assert "sharegpt/eagle drafts" in [each.difference for each in plan.neighbours]
+
+
+def test_a_split_saves_a_gpu(tmp_path: Path) -> None:
+    """Long prompts delay tokens on GPUs that do both; the folder has what starts each role."""
+    rng = np.random.default_rng(0)
+    arrival_s, ones = np.sort(rng.uniform(0, 20, 120)), np.ones(120, np.int32)
+    inputs = dataclasses.replace(
+        _inputs(1, PlanObjective(1.0, 0.010), prices={"h100-sxm-80gb": 3.5}, split=True),
+        trace=Trace(arrival_s - arrival_s[0], 4000 * ones, 150 * ones),
+    )
+    options = [each for each in engine_options(inputs)[0] if each.tensor_parallel == 1]
+    plan = make_plan(inputs, options, [], Player(inputs))
+    best = plan.best.deployment
+    assert (best.replicas, best.prefill) == (3, 1)
+    (without,) = [each for each in plan.neighbours if "no split" in each.difference]
+    assert not without.meets and without.tried.deployment.prefill == 0
+    assert plan_json(plan)["deployment"]["prefill_replicas"] == 1
+    assert any("first token from the replica that decodes" in each for each in unknown(plan))
+    names = set(write_folder(tmp_path / "out", plan))
+    assert {"vllm_prefill.sh", "vllm_decode.sh", "plan.json", "report.html"} < names
+    assert "compose.yaml" not in names
+    with pytest.raises(InputError, match="the nearest is"):
+        search(dataclasses.replace(inputs, split=False), options, Player(inputs))
 
 
 def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ class ServedBy:
     """delay between client and engine, part of TTFT, s."""
     drafts: Drafts | None = None
     """speculation; None without."""
+    prefill_gpus: int = 0
+    """engines that only prefill, the others then only decode; 0 where every engine does both."""
+    handover_s_per_token: float = 0.0
+    """seconds that the KV of a token takes from a prefilling engine to a decoding one."""
 
     def __post_init__(self) -> None:
         checks.whole("kv_tokens", self.kv_tokens, 1, 1e9)
@@ -64,6 +68,7 @@ class ServedBy:
         checks.whole("batch_cap", self.batch_cap, 1, 65_536)
         checks.whole("token_budget", self.token_budget, 1, 1e6)
         checks.number("frontend_s", self.frontend_s, 0, 3600)
+        checks.number("handover_s_per_token", self.handover_s_per_token, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -145,11 +150,13 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
     acceptance = None if drafts is None else [tokens_per_step(drafts.profile)]
     requests = trace_requests(trace, acceptance=acceptance)
     deepest = 0 if drafts is None else drafts.deepest
-    knobs = Knobs(by.batch_cap, by.kv_tokens, deepest, by.tier)
+    knobs = Knobs(by.batch_cap, by.kv_tokens, deepest, by.tier, prefill_gpus=by.prefill_gpus)
     simulator = ReferenceSimulator(
         ReferenceSettings(
             num_gpus=by.gpus,
             queue_capacity=len(requests),
+            kv_bytes_per_token=by.handover_s_per_token,
+            link_bytes_per_s=1.0,
             front_end=ShiftedExponentialFrontEnd(by.frontend_s),
             scheduler=SchedulerSettings(
                 token_budget=by.token_budget,

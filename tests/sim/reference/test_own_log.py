@@ -65,6 +65,23 @@ def test_drafts_shorten_tokens() -> None:
     assert 1.2 < speedup < tokens_per_step("sharegpt/eagle")[3]
 
 
+def test_a_split_spares_tokens_the_prompts() -> None:
+    """Decoding engines never wait for a prompt; the time to hand KV over comes after the first
+    token."""
+    trace = _trace()
+    mixed = simulate(trace, _COST, ServedBy(kv_tokens=200_000, gpus=2))
+    split = simulate(trace, _COST, ServedBy(kv_tokens=200_000, gpus=2, prefill_gpus=1))
+    assert split["tpot_s"].mean() < mixed["tpot_s"].mean()
+    slow = simulate(
+        trace,
+        _COST,
+        ServedBy(kv_tokens=200_000, gpus=2, prefill_gpus=1, handover_s_per_token=1e-5),
+    )
+    several = trace.output_tokens > 1
+    assert (slow["finish_s"][several] > split["finish_s"][several]).mean() > 0.9
+    np.testing.assert_allclose(slow["ttft_s"], split["ttft_s"])
+
+
 def test_what_no_engine_has_room_for_is_counted() -> None:
     """It does not hold up the others."""
     log = simulate(_trace(), _COST, ServedBy(kv_tokens=1024))
