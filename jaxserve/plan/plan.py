@@ -283,13 +283,15 @@ def _rivals(cheap: list[Tried], runs: _Runs, target: float) -> tuple[Rival, ...]
 
 def _near_misses(found: FoundPlans, target: float) -> list[Tried]:
     """Cheaper deployments that missed, the best of each engine, those nearest to the target."""
-    nearest: dict[str, Tried] = {}
+    nearest: dict[tuple[str, bool], Tried] = {}
+    best = found.best.deployment
     for each in found.tried:
-        if each.meets(target) or each.deployment.option is found.best.deployment.option:
+        by = each.deployment
+        kind = (by.option.name, by.prefill > 0)
+        if each.meets(target) or kind == (best.option.name, best.prefill > 0):
             continue
-        name = each.deployment.option.name
-        if name not in nearest or each.result.attainment > nearest[name].result.attainment:
-            nearest[name] = each
+        if kind not in nearest or each.result.attainment > nearest[kind].result.attainment:
+            nearest[kind] = each
     order = sorted(nearest.values(), key=lambda each: -each.result.attainment)
     return order[:_RIVALS]
 

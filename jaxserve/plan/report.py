@@ -96,8 +96,8 @@ def report_html(plan: Plan, commands: dict[str, str]) -> str:
         ),
         *_kinds(plan),
         "<h2>Start it</h2>",
-        f"<p>{'One replica of each role' if by.prefill else 'One replica'}:</p>",
-        *(
+        f"<p>{'One replica of each role' if by.prefill else 'One replica'}:</p>"
+        + "\n".join(
             f"<pre>{_text(text)}</pre>"
             for name, text in commands.items()
             if name.startswith(("vllm", "sglang"))

@@ -205,7 +205,8 @@ class _Search:
         variants = [first]
         found = self.tried[first]
         if not found.meets(target):
-            if 1.0 - found.result.attainment > _HOPELESS * max(self._misses, 1e-3):
+            hopeless = 1.0 - found.result.attainment > _HOPELESS * max(self._misses, 1e-3)
+            if hopeless and not family.split:  # one replica too few of a role misses nearly all
                 return None
             variants += _other_limits(first, found.result)
             self._play(variants[1:], slices=True)
