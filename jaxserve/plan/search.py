@@ -34,6 +34,7 @@ _OPTIMISM = 1.25
 _HOPELESS = 6.0
 """Times the allowed misses beyond which no other limits of the engine are tried at a price."""
 _MOST_PLAYS = 400
+"""Deployments that are played at most, for each combination of drafts and splits searched."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ class _Search:
         self._number = itertools.count()
         self._heap: list[tuple[float, int, float, int, Family, int]] = []
         self._misses = 1.0 - inputs.objective.attainment
+        self._most = _MOST_PLAYS * (1 + (inputs.draft is not None)) * (1 + inputs.split)
 
     def run(self) -> FoundPlans:
         """Plays in the order of price."""
@@ -173,7 +175,7 @@ class _Search:
             best = self._next()
             if best is not None:
                 return FoundPlans(best, tuple(self.tried.values()), tuple(self.families))
-            if len(self.tried) > _MOST_PLAYS:
+            if len(self.tried) > self._most:
                 break
         raise _nothing(self.inputs, self.families, self.tried, self.player)
 
