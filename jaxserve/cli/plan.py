@@ -41,6 +41,8 @@ def plan_deployment(
     max_gpus: int = 16,
     format: str = "bf16,fp8",
     kv_format: str = "bf16,fp8",
+    draft: Name = None,
+    split: bool = False,
     prices: File = None,
     load_test: _Files = (),
     table: File = None,
@@ -66,6 +68,9 @@ def plan_deployment(
         max_gpus: GPUs of a deployment, at most.
         format: Number formats of the weights that are allowed, the preferred one first.
         kv_format: The same of the KV cache.
+        draft: Acceptance of EAGLE drafts that engines may speculate with, for example
+            sharegpt/eagle; without it no engine speculates.
+        split: Also try deployments some of whose replicas only prefill while the others decode.
         prices: JSON file of USD per hour of one GPU by name, in place of the GPU files' own.
         load_test: Load tests of your engines, see table fit; GPU/TP/FORMAT= says of which engine,
             such as h100-sxm-80gb/2/fp8=test.jsonl, where --hardware names more than one GPU.
@@ -120,6 +125,8 @@ def plan_deployment(
         kv_formats=_words("--kv-format", kv_format),
         unpriced=unpriced,
         trace_file=trace,
+        draft=draft,
+        split=split,
     )
     console = result_console()
     options, excluded = engine_options(inputs)

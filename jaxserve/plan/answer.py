@@ -68,6 +68,17 @@ def unknown(plan: Plan) -> list[str]:
     option = plan.best.deployment.option
     if option.weight_format != "bf16" or option.kv_format != "bf16":
         said.append(f"The quality of answers in {option.weight_format} with {option.kv_format} KV.")
+    if option.drafts is not None:
+        said.append(
+            f"Acceptance of drafts on this traffic: {option.drafts.profile} was measured with "
+            "Llama-3.1-8B-Instruct and EAGLE."
+        )
+    if plan.best.deployment.prefill:
+        said.append(
+            "Transfers of KV at less than the speed of the GPUs' links, and proxies that deliver "
+            "the first token from the replica that decodes: one transfer and one step later than "
+            "in the plan, which adds to TTFT and takes from TPOT."
+        )
     if plan.inputs.trace.blocks is None:
         said.append(
             "Shared prefixes of prompts, which the traffic does not tell; they save prefill."
@@ -156,6 +167,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def _deployment(by: PlannedDeployment) -> dict[str, Any]:
     option = by.option
+    searched = {} if by.drafts is None else {"draft": option.draft, "depths": by.drafts.ranges}
+    if by.prefill:
+        searched["prefill_replicas"] = by.prefill
     return {
         "name": by.name,
         "gpu": option.gpu,
@@ -169,6 +183,7 @@ def _deployment(by: PlannedDeployment) -> dict[str, Any]:
         "token_budget": by.token_budget,
         "kv_tokens": by.kv_tokens,
         "usd_per_hour": round(by.usd_per_hour, 4),
+        **searched,
     }
 
 

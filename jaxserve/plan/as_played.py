@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.plan.options import EngineOption
+from jaxserve.plan.options import LARGEST_CAP, EngineOption
 from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.fit.load_test import FitReport
 from jaxserve.sim.fit.sweep import Sweep
@@ -27,7 +27,6 @@ from jaxserve.sim.traffic.traces import Trace
 _ROUNDS = 2
 _WAVES, _MOST_WAVES = 4.0, 10.0
 """Requests for each one in flight where a load test does not say how many it sent, and at most."""
-_LARGEST_CAP = 512
 
 
 def fit_as_played(
@@ -58,7 +57,7 @@ def _in_closed_form(
         sweep.prompt_tokens,
         sweep.output_tokens,
         tier=option.tier,
-        kv_tokens=option.kv_tokens(_LARGEST_CAP, token_budget),
+        kv_tokens=option.kv_tokens(LARGEST_CAP, token_budget),
         token_budget=token_budget,
     )
     ttft_s, tpot_s = played(sweep, cost, option, token_budget)
@@ -87,8 +86,8 @@ def played(
             np.full(count, max(round(output), 2), np.int32),
         )
         by = ServedBy(
-            option.kv_tokens(_LARGEST_CAP, token_budget),
-            batch_cap=_LARGEST_CAP,
+            option.kv_tokens(LARGEST_CAP, token_budget),
+            batch_cap=LARGEST_CAP,
             token_budget=token_budget,
             tier=option.tier,
             concurrency=max(round(level), 1),

@@ -10,20 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from jaxserve.plan.doubt import most_expected
 from jaxserve.plan.inputs import PlanInputs
-from jaxserve.plan.options import EngineOption, mean_lengths
-from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.plan.options import LARGEST_CAP, EngineOption, mean_lengths
+from jaxserve.sim.machine.acceptance import tokens_per_step
+from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.traffic.traces import Trace
 
-BATCH_CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+BATCH_CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, LARGEST_CAP)
 """Batch caps to choose from (vLLM's ``max_num_seqs``)."""
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Token budgets to choose from (vLLM's ``max_num_batched_tokens``)."""
 DEFAULT_CAP, DEFAULT_BUDGET = 256, 2048
 """The simulated engine's own batch cap and token budget."""
+SPLIT_BUDGET = 8192
+"""Token budget where replicas only prefill or only decode: long chunks delay nobody's tokens."""
 WINDOW_S = 60.0
 """Length of the windows over which rates are counted, s."""
 _IN_FLIGHT = np.unique(np.round(np.geomspace(1, BATCH_CAPS[-1], 60)))
@@ -41,6 +44,15 @@ class Limits:
     """rate inside the objectives, in closed form; 0 where no rate is."""
     in_flight: float
     """requests in flight at that rate."""
+    prefill_share: float = 0.0
+    """share of the replicas that only prefill while the others decode, at which both are as busy;
+    0 where every replica does both."""
+
+    def prefill_replicas(self, replicas: int) -> int:
+        """Replicas that only prefill, of at least two."""
+        if not self.prefill_share:
+            return 0
+        return min(max(round(self.prefill_share * replicas), 1), replicas - 1)
 
 
 def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
@@ -49,21 +61,11 @@ def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
     For each token budget, the batch cap below the requests in flight that are expected to complete
     most inside the objective on TPOT, the next larger one and the engine's own.
     """
-    prompt, output = mean_lengths(inputs)
     found: list[Limits] = []
     for budget in TOKEN_BUDGETS:
-        pool = option.kv_tokens(BATCH_CAPS[-1], budget)
-        if pool < inputs.model_length:
+        if option.kv_tokens(BATCH_CAPS[-1], budget) < inputs.model_length:
             continue
-        loop = closed_loop(
-            option.cost,
-            _IN_FLIGHT,
-            prompt,
-            output,
-            tier=option.tier,
-            kv_tokens=pool,
-            token_budget=budget,
-        )
+        loop, _ = _steady(option, inputs, _IN_FLIGHT, budget)
         inside = loop.tpot_s <= inputs.objective.tpot_s
         inside &= loop.ttft_p50_s <= inputs.objective.ttft_s
         rate = np.where(inside, loop.requests_per_s, 0.0)
@@ -87,6 +89,33 @@ def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
         return not equal, abs(budget_steps), cap_steps
 
     return sorted(found, key=order)
+
+
+def split_limits(option: EngineOption, inputs: PlanInputs) -> Limits | None:
+    """Limits of an engine whose replicas prefill or decode, with the rate for each of all replicas;
+    None where one of the two is beyond its objective at any rate.
+
+    Prompts pass one after the other, and a decoding engine runs as many sequences as it has memory
+    for and their time per token allows.
+    """
+    prompt, output = mean_lengths(inputs)
+    pool = option.kv_tokens(DEFAULT_CAP, SPLIT_BUDGET)
+    if pool < inputs.model_length:
+        return None
+    running = _IN_FLIGHT[_IN_FLIGHT <= DEFAULT_CAP]
+    depth, per_step = _drafted(option, running)
+    step_s = option.cost.decode_s(running, option.context_tokens, depth, option.tier)
+    inside = step_s / per_step <= inputs.objective.tpot_s
+    inside &= running <= max(pool / option.context_tokens, 1.0)
+    prefill_s = float(option.cost.prefill_alone_s(prompt, option.tier, SPLIT_BUDGET))
+    if not inside.any() or prefill_s > inputs.objective.ttft_s:
+        return None
+    decoded = np.where(inside, running * per_step / ((output - 1) * step_s), 0.0)
+    best = int(decoded.argmax())
+    decode_s = 1.0 / float(decoded[best])
+    share = prefill_s / (prefill_s + decode_s)
+    rate = 1.0 / (prefill_s + decode_s)
+    return Limits(DEFAULT_CAP, SPLIT_BUDGET, rate, float(running[best]), share)
 
 
 def rates(trace: Trace, window_s: float = WINDOW_S) -> NDArray[np.float64]:
@@ -115,31 +144,44 @@ def usual_in_flight(option: EngineOption, inputs: PlanInputs) -> float:
         return 1.0
     peak = float(rates(inputs.trace).max())
     each = peak / np.ceil(peak / limits[0].requests_per_s)
-    prompt, output = mean_lengths(inputs)
-    loop = closed_loop(
-        option.cost,
-        _IN_FLIGHT,
-        prompt,
-        output,
-        tier=option.tier,
-        kv_tokens=max(option.kv_tokens(BATCH_CAPS[-1], limits[0].token_budget), 1),
-        token_budget=limits[0].token_budget,
-    )
+    loop, _ = _steady(option, inputs, _IN_FLIGHT, limits[0].token_budget)
     return float(np.interp(each, np.maximum.accumulate(loop.requests_per_s), _IN_FLIGHT))
 
 
 def decode_share(option: EngineOption, inputs: PlanInputs, in_flight: float, budget: int) -> float:
     """Share of an average iteration that decoding takes; prefill takes the rest."""
+    loop, depth = _steady(option, inputs, max(in_flight, 1.0), budget)
+    decode_s = option.cost.decode_s(loop.batch, option.context_tokens, depth, option.tier)
+    return float(decode_s / loop.iteration_s)
+
+
+def _steady(
+    option: EngineOption, inputs: PlanInputs, in_flight: ArrayLike, budget: int
+) -> tuple[ClosedLoop, NDArray[np.int64]]:
+    """Steady state of an engine with the largest batch cap at ``in_flight`` requests, and the depth
+    of its drafts there, in the shape of ``in_flight``."""
     prompt, output = mean_lengths(inputs)
-    pool = option.kv_tokens(BATCH_CAPS[-1], budget)
+    pool = max(option.kv_tokens(BATCH_CAPS[-1], budget), 1)
+    depth, per_step = _drafted(option, np.minimum(in_flight, pool / option.context_tokens))
     loop = closed_loop(
         option.cost,
-        max(in_flight, 1.0),
+        in_flight,
         prompt,
         output,
+        depth=depth,
         tier=option.tier,
-        kv_tokens=max(pool, 1),
+        tokens_per_step=per_step,
+        kv_tokens=pool,
         token_budget=budget,
     )
-    decode_s = option.cost.decode_s(loop.batch, prompt + output / 2, 0, option.tier)
-    return float(decode_s / loop.iteration_s)
+    return loop, depth
+
+
+def _drafted(
+    option: EngineOption, running: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Depth of the drafts of an engine that runs so many sequences, and mean tokens per step."""
+    if option.drafts is None:
+        return np.zeros(running.shape, np.int64), np.ones(running.shape)
+    depth = np.array(option.drafts.depths)[np.maximum(running.astype(np.int64), 1) - 1]
+    return depth, tokens_per_step(option.drafts.profile)[depth]

@@ -153,6 +153,11 @@ def planned_in(
                 "options of the plan, or make it anew without --check"
             )
     by = plan.inside("deployment")
+    if "draft" in by:
+        raise InputError(
+            f"{where} speculates with drafts, and --check sends random prompts, whose drafts are "
+            "accepted as those of no traffic; make and check the plan without --draft"
+        )
     for option in options:
         if (
             option.gpu == by.get("gpu")
@@ -160,12 +165,14 @@ def planned_in(
             and option.weight_format == by.get("weight_format")
             and option.kv_format == by.get("kv_format")
             and option.attention_data_parallel == by.get("expert_parallel")
+            and option.draft is None
         ):
             return PlannedDeployment(
                 option,
                 by.whole("replicas", 1),
                 by.whole("batch_cap", 1),
                 by.whole("token_budget", 1),
+                by.whole("prefill_replicas", 1) if "prefill_replicas" in by else 0,
             )
     raise InputError(
         f"{where} names {by.get('name')!r:.120}, which is not among the engines of these options"

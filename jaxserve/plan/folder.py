@@ -13,6 +13,7 @@ from jaxserve.plan.answer import plan_json
 from jaxserve.plan.plan import Plan
 from jaxserve.plan.report import report_html
 from jaxserve.plan.start import start_files
+from jaxserve.plan.start_split import split_files
 from jaxserve.plan.task import write_task
 
 
@@ -50,7 +51,10 @@ def write_folder(path: Path, plan: Plan) -> list[str]:
       InputError: the file system refuses it; the folder is as it was.
     """
     by, inputs = plan.best.deployment, plan.inputs
-    files = start_files(by, inputs.model, inputs.model_length, inputs.objective)
+    if by.prefill:
+        files = split_files(by, inputs.model, inputs.model_length)
+    else:
+        files = start_files(by, inputs.model, inputs.model_length, inputs.objective)
     files["plan.json"] = json.dumps(plan_json(plan), indent=1, allow_nan=False) + "\n"
     files["report.html"] = report_html(plan, files)
     path = path.resolve()

@@ -14,6 +14,7 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.acceptance import timed_profiles
 from jaxserve.sim.machine.formats import KV_FORMATS, STORED_BYTES
 from jaxserve.sim.machine.hardware import gpu_names, load_gpu
 from jaxserve.sim.machine.models import load_model
@@ -75,6 +76,10 @@ class PlanInputs:
     """delay between client and engine, part of TTFT, s."""
     trace_file: Path | None = None
     """file of the traffic; None for a steady rate."""
+    draft: str | None = None
+    """acceptance profile of the drafts that engines may speculate with; None for no speculation."""
+    split: bool = False
+    """whether some replicas may only prefill and the others only decode."""
 
     def __post_init__(self) -> None:
         checks.whole("--max-gpus", self.max_gpus, 1, MOST_GPUS)
@@ -83,6 +88,13 @@ class PlanInputs:
         for each in self.kv_formats:
             checks.one_of("--kv-format", each, KV_FORMATS)
         model = load_model(self.model)
+        if self.draft is not None:
+            checks.one_of("--draft", self.draft, timed_profiles())
+            if getattr(model, "experts", None) is not None:
+                raise InputError(
+                    f"--draft is {self.draft}, but drafts were measured for dense models alone and "
+                    f"{model.name} has experts; leave --draft out"
+                )
         known, longest = model.context_tokens, self.longest_request
         if known is not None and longest > known:
             raise InputError(

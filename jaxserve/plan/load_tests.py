@@ -293,7 +293,7 @@ def with_measured(
         cost = measured.cost if same else transferred(measured, before.cost)
         in_flight = usual_in_flight(replace(option, cost=cost), inputs)
         doubt = measured.doubt(inputs, in_flight, None if same else before.doubt)
-        found.append(replace(option, cost=cost, doubt=doubt))
+        found.append(replace(option, cost=cost, doubt=option.doubted(doubt)))
     return found
 
 

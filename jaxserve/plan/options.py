@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from jaxserve.errors import InputError
 from jaxserve.plan.doubt import Doubt, published_doubt
 from jaxserve.plan.inputs import PlanInputs
+from jaxserve.sim.machine.acceptance import Drafts, profile_error
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, gpu_data, load_gpu
@@ -22,6 +24,8 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 _TIERS = ("bf16", "int8", "int4")
 """Formats of the tiers of a GPU whose file has no constants of served formats."""
 _ENGINE = "vllm"
+LARGEST_CAP = 512
+"""Largest batch cap that is tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,23 +56,54 @@ class EngineOption:
     """name or file of the kind of GPU, as the user wrote it."""
     stack: Stack | None = field(repr=False)
     """what serves the model; None where the GPU's file has no constants of served formats."""
+    draft: str | None = None
+    """acceptance profile of its drafts; None for an engine without speculation."""
+    context_tokens: float = 0.0
+    """mean KV tokens of a sequence, which the depths of the drafts suit."""
+
+    @cached_property
+    def drafts(self) -> Drafts | None:
+        """Speculation at the depths of least time per token, for every number of sequences up to
+        the largest batch cap; None without."""
+        if self.draft is None:
+            return None
+        return Drafts.fastest(
+            self.draft, self.cost, self.context_tokens, self.tier, sequences=LARGEST_CAP
+        )
 
     @property
     def name(self) -> str:
         """Description for people, such as ``h100-sxm-80gb TP2 fp8``."""
         kv = "" if self.kv_format == "bf16" else f", KV {self.kv_format}"
         experts = ", EP" if self.attention_data_parallel else ""
-        return f"{self.gpu} TP{self.tensor_parallel} {self.weight_format}{kv}{experts}"
+        drafts = "" if self.draft is None else f", drafts {self.draft}"
+        return f"{self.gpu} TP{self.tensor_parallel} {self.weight_format}{kv}{experts}{drafts}"
 
     def kv_tokens(self, batch_cap: int, token_budget: int) -> int:
         """Tokens of the KV pool of an engine with these limits; 0 where nothing is left."""
         gpu, model = self.machine
         limits = EngineSettings(token_budget=token_budget, max_sequences=batch_cap)
+        speculating, group = self.draft is not None, self.tensor_parallel
         try:
-            pool = kv_pool_bytes(gpu, model, self.tier, False, self.tensor_parallel, limits)
+            pool = kv_pool_bytes(gpu, model, self.tier, speculating, group, limits)
         except InputError:
             return 0
-        return int(pool / kv_bytes_per_token(model, False, self.tensor_parallel))
+        return int(pool / kv_bytes_per_token(model, speculating, group))
+
+    @property
+    def handover_s_per_token(self) -> float:
+        """Seconds that the KV of a token takes between engines, each GPU over a link of its own."""
+        gpu, model = self.machine
+        size = kv_bytes_per_token(model, self.draft is not None, self.tensor_parallel)
+        return size / gpu.link_bytes_per_s
+
+    def doubted(self, doubt: Doubt) -> Doubt:
+        """A doubt of the times, with that of the acceptance of its drafts."""
+        if self.draft is None:
+            return doubt
+        return doubt.with_error(
+            profile_error(self.draft), "acceptance of drafts on other data sets"
+        )
 
 
 @dataclass(frozen=True)
@@ -97,8 +132,9 @@ def engine_options(inputs: PlanInputs) -> tuple[list[EngineOption], list[Exclude
                 for size in TENSOR_PARALLEL:
                     for divided in (False, True) if has_experts and size > 1 else (False,):
                         layout = _Layout(kind, size, weight_format, kv_format, divided, served)
-                        found = _option(inputs, layout)
-                        (options if isinstance(found, EngineOption) else excluded).append(found)  # type: ignore[arg-type]
+                        for draft in dict.fromkeys((None, inputs.draft)):
+                            found = _option(inputs, layout, draft)
+                            (options if isinstance(found, EngineOption) else excluded).append(found)  # type: ignore[arg-type]
     if not options:
         memory = [each for each in excluded if "memory" in each.reason] or excluded
         raise InputError(
@@ -137,9 +173,9 @@ class _Layout:
         return f"{gpu} TP{self.size} {self.weight_format}, KV {self.kv_format}"
 
 
-def _option(inputs: PlanInputs, layout: _Layout) -> EngineOption | Excluded:
+def _option(inputs: PlanInputs, layout: _Layout, draft: str | None) -> EngineOption | Excluded:
     def without(reason: str) -> Excluded:
-        return Excluded(layout.name, reason)
+        return Excluded(layout.name if draft is None else f"{layout.name}, drafts {draft}", reason)
 
     if layout.size > inputs.max_gpus:
         return without(f"TP {layout.size} is more than {inputs.max_gpus} GPUs")
@@ -149,6 +185,7 @@ def _option(inputs: PlanInputs, layout: _Layout) -> EngineOption | Excluded:
     except InputError as error:
         return without(str(error))
     gpu, model = machine
+    prompt, output = mean_lengths(inputs)
     option = EngineOption(
         gpu=gpu.name,
         tensor_parallel=layout.size,
@@ -162,7 +199,12 @@ def _option(inputs: PlanInputs, layout: _Layout) -> EngineOption | Excluded:
         machine=machine,
         kind=layout.kind,
         stack=layout.stack,
+        draft=draft,
+        context_tokens=prompt + output / 2,
     )
+    option = dataclasses.replace(option, doubt=option.doubted(option.doubt))
+    if option.drafts is not None and not option.drafts.depths[0]:
+        return without("a draft takes longer than the tokens that it saves")
     pool = option.kv_tokens(1, 64)
     if pool < inputs.model_length:
         left = f"{pool:,} tokens" if pool else "nothing"

@@ -111,6 +111,8 @@ class Plan:
         """Engines whose load test would settle the choice, the named one first."""
         options = [] if self.sure else [self.best.deployment.option]
         options += [rival.tried.deployment.option for rival in self.rivals]
+        # A load test tells times without drafts.
+        options = [replace(option, draft=None) for option in options]
         return list(
             {option.name: option for option in options if not option.doubt.measured}.values()
         )
@@ -154,7 +156,11 @@ def make_plan(
         ]
     )
     runs.play_whole()
-    family = next(each for each in found.families if each.option is best.option)
+    family = next(
+        each
+        for each in found.families
+        if each.option is best.option and each.split == (best.prefill > 0)
+    )
     tried = [Tried(at, runs.result(Play(at, slices=True)), False) for _, at in beside]
     seen = {each.deployment for each in found.tried}
     return Plan(
@@ -199,10 +205,12 @@ class _Runs:
         most = inputs.max_gpus // best.option.tensor_parallel
         more = range(best.replicas + 1, min(2 * best.replicas + 2, most) + 1)
         self._fewer = [
-            Play(replace(best, replicas=count), slowdown=doubt.faster)
-            for count in range(best.replicas - 1, max(best.replicas // 2 - 1, 0), -1)
+            Play(best.of(count), slowdown=doubt.faster)
+            for count in range(
+                best.replicas - 1, max(best.replicas // 2 - 1, 1 if best.prefill else 0), -1
+            )
         ]
-        self._more = [Play(replace(best, replicas=count), slowdown=doubt.slower) for count in more]
+        self._more = [Play(best.of(count), slowdown=doubt.slower) for count in more]
         self._scaled = [Play(best, traffic_scale=scale) for scale in SCALES]
         self._ends = [Play(best, slowdown=each) for each in (doubt.slower, doubt.faster)]
 
@@ -275,13 +283,15 @@ def _rivals(cheap: list[Tried], runs: _Runs, target: float) -> tuple[Rival, ...]
 
 def _near_misses(found: FoundPlans, target: float) -> list[Tried]:
     """Cheaper deployments that missed, the best of each engine, those nearest to the target."""
-    nearest: dict[str, Tried] = {}
+    nearest: dict[tuple[str, bool], Tried] = {}
+    best = found.best.deployment
     for each in found.tried:
-        if each.meets(target) or each.deployment.option is found.best.deployment.option:
+        by = each.deployment
+        kind = (by.option.name, by.prefill > 0)
+        if each.meets(target) or kind == (best.option.name, best.prefill > 0):
             continue
-        name = each.deployment.option.name
-        if name not in nearest or each.result.attainment > nearest[name].result.attainment:
-            nearest[name] = each
+        if kind not in nearest or each.result.attainment > nearest[kind].result.attainment:
+            nearest[kind] = each
     order = sorted(nearest.values(), key=lambda each: -each.result.attainment)
     return order[:_RIVALS]
 
@@ -295,7 +305,7 @@ def _kinds(found: FoundPlans, inputs: PlanInputs) -> tuple[tuple[str, str, float
         option = family.option
         replicas = int(np.ceil(peak / family.requests_per_s))
         price = replicas * option.usd_per_hour
-        if option.gpu == own or replicas * option.tensor_parallel > inputs.max_gpus:
+        if family.split or option.gpu == own or replicas * option.tensor_parallel > inputs.max_gpus:
             continue
         if option.gpu not in cheapest or price < cheapest[option.gpu][2]:
             cheapest[option.gpu] = (option.gpu, f"{replicas} x {option.name}", price)

@@ -17,6 +17,7 @@ from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import EngineOption
 from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.runtime.process_pool import in_processes
+from jaxserve.sim.machine.acceptance import Drafts
 from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.traffic.traces import Trace
 
@@ -38,6 +39,8 @@ class PlannedDeployment:
     """sequences that one engine runs at once."""
     token_budget: int
     """tokens of an iteration."""
+    prefill: int = 0
+    """replicas that only prefill, the others then only decode; 0 where every replica does both."""
 
     @property
     def gpus(self) -> int:
@@ -55,12 +58,32 @@ class PlannedDeployment:
         return self.option.kv_tokens(self.batch_cap, self.token_budget)
 
     @property
+    def drafts(self) -> Drafts | None:
+        """Speculation up to the batch cap; None without."""
+        drafts = self.option.drafts
+        return drafts and dataclasses.replace(drafts, depths=drafts.depths[: self.batch_cap])
+
+    @property
     def name(self) -> str:
         """Description for people."""
+        depths = ""
+        if self.drafts is not None:
+            spans = (f"{depth} ({first}-{last})" for first, last, depth in self.drafts.ranges)
+            depths = f", speculation depth by sequences {', '.join(spans)}"
+        split = ""
+        if self.prefill:
+            split = f" ({self.prefill} prefill, {self.replicas - self.prefill} decode)"
         return (
-            f"{self.replicas} x {self.option.name}, batch cap {self.batch_cap}, "
-            f"token budget {self.token_budget}"
+            f"{self.replicas} x {self.option.name}{split}, batch cap {self.batch_cap}, "
+            f"token budget {self.token_budget}{depths}"
         )
+
+    def of(self, replicas: int) -> PlannedDeployment:
+        """The deployment with other replicas, as large a share of which only prefills."""
+        prefill = round(self.prefill * replicas / self.replicas)
+        if self.prefill:
+            prefill = min(max(prefill, 1), replicas - 1)
+        return dataclasses.replace(self, replicas=replicas, prefill=prefill)
 
 
 @dataclass(frozen=True)
@@ -241,6 +264,8 @@ class Player:
             play.slices,
             play.slowdown,
             play.traffic_scale,
+            *(() if by.drafts is None else (by.drafts.profile, by.drafts.depths)),
+            *((by.prefill, by.option.handover_s_per_token) if by.prefill else ()),
         )
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -284,6 +309,9 @@ def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> S
         tier=by.option.tier,
         prefix_caching=trace.blocks is not None,
         frontend_s=frontend_s,
+        drafts=by.drafts,
+        prefill_gpus=by.prefill,
+        handover_s_per_token=by.option.handover_s_per_token,
     )
 
 

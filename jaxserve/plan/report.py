@@ -10,7 +10,7 @@ import numpy as np
 from jaxserve.plan.answer import certainty, headline, measurement, unknown
 from jaxserve.plan.plan import Plan
 from jaxserve.plan.search import Tried
-from jaxserve.plan.start import checkpoint_note
+from jaxserve.plan.start import checkpoint_notes
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --text: #1c1f23; --soft: #5d6570;
@@ -55,7 +55,6 @@ def report_html(plan: Plan, commands: dict[str, str]) -> str:
         (span, "GPUs that may be needed (95 %)"),
         (f"{'at least ' if largest else ''}{factor:g} x", "traffic that it bears"),
     ]
-    note = checkpoint_note(by, plan.inputs.model)
     parts = [
         f"<h1>{_text(plan.inputs.model)}: deployment for {_text(plan.inputs.traffic)}</h1>",
         f"<p>{_text(headline(plan))}.</p>",
@@ -97,10 +96,16 @@ def report_html(plan: Plan, commands: dict[str, str]) -> str:
         ),
         *_kinds(plan),
         "<h2>Start it</h2>",
-        f"<p>One replica:</p><pre>{_text(commands['vllm.sh'])}</pre>",
-        f"<pre>{_text(commands['sglang.sh'])}</pre>",
-        "" if note is None else f"<p>{_text(note)}.</p>",
-        "<p>All replicas with the gateway: <code>compose.yaml</code>, "
+        f"<p>{'One replica of each role' if by.prefill else 'One replica'}:</p>"
+        + "\n".join(
+            f"<pre>{_text(text)}</pre>"
+            for name, text in commands.items()
+            if name.startswith(("vllm", "sglang"))
+        ),
+        *(f"<p>{_text(note)}.</p>" for note in checkpoint_notes(by, plan.inputs.model)),
+        ""
+        if by.prefill
+        else "<p>All replicas with the gateway: <code>compose.yaml</code>, "
         "<code>kubernetes.yaml</code>, <code>gateway.sh</code>.</p>",
         "<h2>What the plan cannot know</h2>",
         _list(unknown(plan)),

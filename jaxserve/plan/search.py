@@ -22,6 +22,7 @@ from jaxserve.plan.capacity import (
     best_limits,
     decode_share,
     rates,
+    split_limits,
 )
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption
@@ -33,6 +34,7 @@ _OPTIMISM = 1.25
 _HOPELESS = 6.0
 """Times the allowed misses beyond which no other limits of the engine are tried at a price."""
 _MOST_PLAYS = 400
+"""Deployments that are played at most, for each combination of drafts and splits searched."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,35 @@ class Family:
     """the engine."""
     limits: tuple[Limits, ...]
     """the most promising first, at least one with a rate above 0."""
-    precision: int
-    """place of its formats in the order of preference, 0 for the most precise."""
+    preference: int
+    """place in the order of preference, 0 for the most precise formats, without drafts before with
+    them, replicas that do both before a split."""
 
     @property
     def requests_per_s(self) -> float:
         """Rate of the most promising limits, in closed form."""
         return self.limits[0].requests_per_s
 
+    @property
+    def split(self) -> bool:
+        """Whether replicas only prefill or only decode."""
+        return self.limits[0].prefill_share > 0
+
+    def replicas(self, max_gpus: int) -> tuple[int, int]:
+        """Fewest and most replicas: a split has two at least, all of them joined by GPU links."""
+        size, joined = self.option.tensor_parallel, self.option.machine[0].link_gpus
+        return (2, int(min(max_gpus, joined)) // size) if self.split else (1, max_gpus // size)
+
     def deployments(self, replicas: int) -> list[PlannedDeployment]:
         """With each of the limits."""
         return [
-            PlannedDeployment(self.option, replicas, each.batch_cap, each.token_budget)
+            PlannedDeployment(
+                self.option,
+                replicas,
+                each.batch_cap,
+                each.token_budget,
+                each.prefill_replicas(replicas),
+            )
             for each in self.limits
         ]
 
@@ -90,16 +109,18 @@ class FoundPlans:
 def families_of(options: Iterable[EngineOption], inputs: PlanInputs) -> list[Family]:
     """Engines with the limits to try; those of no rate inside the objectives have the limits that
     come nearest."""
-    precision = {
-        formats: place
-        for place, formats in enumerate(itertools.product(inputs.formats, inputs.kv_formats))
-    }
+    kinds = itertools.product(inputs.formats, inputs.kv_formats, (None, inputs.draft))
+    preference = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
     found = []
     for option in options:
         limits = best_limits(option, inputs)
+        place = 2 * preference[option.weight_format, option.kv_format, option.draft]
         if limits:
-            place = precision[option.weight_format, option.kv_format]
             found.append(Family(option, tuple(limits), place))
+        if inputs.split and not option.attention_data_parallel:
+            split = split_limits(option, inputs)
+            if split is not None:
+                found.append(Family(option, (split,), place + 1))
     return found
 
 
@@ -138,12 +159,15 @@ class _Search:
         self._number = itertools.count()
         self._heap: list[tuple[float, int, float, int, Family, int]] = []
         self._misses = 1.0 - inputs.objective.attainment
+        self._most = _MOST_PLAYS * (1 + (inputs.draft is not None)) * (1 + inputs.split)
 
     def run(self) -> FoundPlans:
         """Plays in the order of price."""
         rate = len(self.inputs.trace) / max(self.inputs.trace.duration_s, 1e-9)
         for family in self.families:
-            self._push(family, max(1, math.ceil(rate / (_OPTIMISM * family.requests_per_s))))
+            fewest, _ = family.replicas(self.inputs.max_gpus)
+            needed = math.ceil(rate / (_OPTIMISM * family.requests_per_s))
+            self._push(family, max(fewest, needed))
         while self._heap:
             if self.progress is not None:
                 total = len(self.tried) + len(self._heap)
@@ -151,14 +175,14 @@ class _Search:
             best = self._next()
             if best is not None:
                 return FoundPlans(best, tuple(self.tried.values()), tuple(self.families))
-            if len(self.tried) > _MOST_PLAYS:
+            if len(self.tried) > self._most:
                 break
         raise _nothing(self.inputs, self.families, self.tried, self.player)
 
     def _push(self, family: Family, replicas: int) -> None:
-        if replicas * family.option.tensor_parallel <= self.inputs.max_gpus:
+        if replicas <= family.replicas(self.inputs.max_gpus)[1]:
             price = round(replicas * family.option.usd_per_hour, 6)
-            entry = (price, family.precision, -family.requests_per_s * replicas)
+            entry = (price, family.preference, -family.requests_per_s * replicas)
             heapq.heappush(self._heap, (*entry, next(self._number), family, replicas))
 
     def _next(self) -> Tried | None:
@@ -183,7 +207,8 @@ class _Search:
         variants = [first]
         found = self.tried[first]
         if not found.meets(target):
-            if 1.0 - found.result.attainment > _HOPELESS * max(self._misses, 1e-3):
+            hopeless = 1.0 - found.result.attainment > _HOPELESS * max(self._misses, 1e-3)
+            if hopeless and not family.split:  # one replica too few of a role misses nearly all
                 return None
             variants += _other_limits(first, found.result)
             self._play(variants[1:], slices=True)
@@ -207,8 +232,11 @@ class _Search:
 
 def _other_limits(deployment: PlannedDeployment, result: Played) -> list[PlannedDeployment]:
     """The same replicas with limits that favour what was missed: TPOT wants smaller iterations,
-    TTFT larger ones."""
+    TTFT larger ones; of a split, one replica more that decodes or prefills."""
     budget, cap = deployment.token_budget, deployment.batch_cap
+    if deployment.prefill:
+        prefill = deployment.prefill + (1 if result.missed_ttft > result.missed_tpot else -1)
+        return [replace(deployment, prefill=prefill)] if 0 < prefill < deployment.replicas else []
     if result.missed_tpot > result.missed_ttft:
         running = max(int(result.in_flight), 1)
         within = [each for each in BATCH_CAPS if each <= running and each < cap]
@@ -231,15 +259,8 @@ def _nothing(
 ) -> InputError:
     """The error of objectives that no deployment meets."""
     if not tried:
-        largest = [
-            PlannedDeployment(
-                family.option,
-                max(inputs.max_gpus // family.option.tensor_parallel, 1),
-                family.limits[0].batch_cap,
-                family.limits[0].token_budget,
-            )
-            for family in families
-        ]
+        ranges = [(family, *family.replicas(inputs.max_gpus)) for family in families]
+        largest = [family.deployments(most)[0] for family, fewest, most in ranges if most >= fewest]
         fastest = sorted(largest, key=lambda each: each.option.cost.prefill_alone_s(1024).item())
         for deployment in fastest[:4]:
             (result,) = player.play([Play(deployment, slices=True)])
@@ -266,8 +287,11 @@ def binding(tried: Tried, inputs: PlanInputs) -> str:
         float(inputs.trace.prompt_tokens.max()), by.option.tier, by.token_budget
     )
     share = decode_share(by.option, inputs, result.in_flight, by.token_budget)
+    slow_tokens = result.missed_tpot >= result.missed_ttft
     slowest = "decode bandwidth" if share > 0.5 else "prefill time"
-    if result.missed_tpot >= result.missed_ttft:
+    if by.prefill:
+        slowest = "decode bandwidth" if slow_tokens else "prefill time"
+    if slow_tokens:
         return slowest
     if result.waited < 0.5 and float(lasting) > 0.5 * inputs.objective.ttft_s:
         return "prefill time"
@@ -283,35 +307,45 @@ def binding(tried: Tried, inputs: PlanInputs) -> str:
 def neighbours(best: PlannedDeployment, found: FoundPlans) -> list[tuple[str, PlannedDeployment]]:
     """Deployments that differ from the best in one thing, with a name for the difference."""
     cases: list[tuple[str, PlannedDeployment]] = []
-    if best.replicas > 1:
-        cases.append(("one replica less", replace(best, replicas=best.replicas - 1)))
+    if best.replicas > (2 if best.prefill else 1):
+        cases.append(("one replica less", best.of(best.replicas - 1)))
+    if best.prefill:
+        cases.append(("no split of prefill and decode", replace(best, prefill=0)))
+        for more, label in ((1, "more"), (-1, "less")):
+            if 0 < best.prefill + more < best.replicas:
+                at = replace(best, prefill=best.prefill + more)
+                cases.append((f"one replica {label} that prefills", at))
     for factor, label in ((0.5, "half"), (2, "twice")):
         cap, budget = int(best.batch_cap * factor), int(best.token_budget * factor)
         if 1 <= cap <= 512:
             cases.append((f"{label} the batch cap", replace(best, batch_cap=cap)))
         if 256 <= budget <= 16_384:
             cases.append((f"{label} the token budget", replace(best, token_budget=budget)))
+    own = best.option
     for family in found.families:
-        other, own = family.option, best.option
+        other = family.option
         limits = family.limits[0]
-        alike = (other.weight_format, other.kv_format, other.attention_data_parallel) == (
-            own.weight_format,
-            own.kv_format,
-            own.attention_data_parallel,
-        )
-        if other.gpu == own.gpu and alike and other.tensor_parallel != own.tensor_parallel:
+        if other.gpu != own.gpu or family.split:
+            continue
+        same_size = other.tensor_parallel == own.tensor_parallel
+        same_layout = other.attention_data_parallel == own.attention_data_parallel
+        same_formats = (other.weight_format, other.kv_format) == (own.weight_format, own.kv_format)
+        same_draft = other.draft == own.draft
+        same_engine = same_layout and same_formats and same_draft
+        if same_engine and not same_size and not best.prefill:
             replicas, rest = divmod(best.gpus, other.tensor_parallel)
             if replicas and not rest:
                 label = f"TP {other.tensor_parallel} on as many GPUs"
                 at = PlannedDeployment(other, replicas, limits.batch_cap, limits.token_budget)
                 cases.append((label, at))
-        if (
-            other.gpu == own.gpu
-            and other.tensor_parallel == own.tensor_parallel
-            and (other.weight_format, other.kv_format) != (own.weight_format, own.kv_format)
-        ):
-            at = replace(best, option=other)
-            label = f"{other.weight_format} weights, {other.kv_format} KV"
-            if at.kv_tokens:
-                cases.append((label, at))
+        at = replace(best, option=other)
+        if not same_size or not at.kv_tokens:
+            continue
+        if same_draft and not same_formats:
+            cases.append((f"{other.weight_format} weights, {other.kv_format} KV", at))
+        elif same_layout and same_formats and not same_draft:
+            cases.append((f"{other.draft or 'no'} drafts", at))
+    if own.draft is not None and "no drafts" not in dict(cases):
+        # An engine that cannot meet the objectives without drafts is in no family.
+        cases.append(("no drafts", replace(best, option=replace(own, draft=None))))
     return cases

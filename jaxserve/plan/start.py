@@ -21,8 +21,11 @@ VLLM_VERSION = "0.32.0"
 """Version of vLLM whose options are written."""
 SGLANG_VERSION = "0.5.23"
 """Version of SGLang whose options are written."""
-_PORT, _GATEWAY_PORT = 8000, 9000
+PORT, GATEWAY_PORT = 8000, 9000
+"""Ports of replica 0, whose next replicas have the next ports on one machine, and of what is in
+front of the replicas."""
 _CHECKPOINTS = {"int8": "W8A8", "int4": "AWQ or GPTQ", "fp4": "NVFP4"}
+_DRAFT = "EAGLE-DRAFT"
 _MEMORY = str(EngineSettings.memory_utilization)
 
 
@@ -36,13 +39,18 @@ def served_model(model: str) -> str:
     return found[1].rstrip(".") if found else model
 
 
-def checkpoint_note(deployment: PlannedDeployment, model: str) -> str | None:
-    """Advice where the weights must be a checkpoint in their own format; None where they need not
-    be."""
+def checkpoint_notes(deployment: PlannedDeployment, model: str) -> list[str]:
+    """Advice on checkpoints that the lines cannot name: weights in their own format, drafts."""
+    notes = []
     kind = _CHECKPOINTS.get(deployment.option.weight_format)
-    if kind is None:
-        return None
-    return f"name a {kind} checkpoint of {model} in place of {served_model(model)}"
+    if kind is not None:
+        notes.append(f"name a {kind} checkpoint of {model} in place of {served_model(model)}")
+    if deployment.drafts is not None:
+        notes.append(
+            f"name an EAGLE draft of {model} in place of {_DRAFT} (methods eagle3 of vLLM and "
+            "EAGLE3 of SGLang for an EAGLE-3 draft)"
+        )
+    return notes
 
 
 def vllm_command(deployment: PlannedDeployment, model: str, model_length: int) -> list[str]:
@@ -63,11 +71,18 @@ def vllm_command(deployment: PlannedDeployment, model: str, model_length: int) -
         words += ["--quantization", "fp8"]
     if option.kv_format == "fp8":
         words += ["--kv-cache-dtype", "fp8"]
-    return [*words, "--host", "0.0.0.0", "--port", str(_PORT)]
+    drafts = deployment.drafts
+    if drafts is not None:
+        config = {"method": "eagle", "model": _DRAFT, "num_speculative_tokens": drafts.deepest}
+        if len(drafts.ranges) > 1:
+            config["num_speculative_tokens_per_batch_size"] = drafts.ranges
+        words += ["--speculative-config", json.dumps(config)]
+    return [*words, "--host", "0.0.0.0", "--port", str(PORT)]
 
 
 def sglang_command(deployment: PlannedDeployment, model: str, model_length: int) -> list[str]:
-    """Arguments of SGLang's server for one replica."""
+    """Arguments of SGLang's server for one replica. Drafts have the smallest depth of the plan at
+    any number of sequences."""
     option = deployment.option
     words = ["python", "-m", "sglang.launch_server", "--model-path", served_model(model)]
     words += ["--tp-size", str(option.tensor_parallel)]
@@ -75,13 +90,20 @@ def sglang_command(deployment: PlannedDeployment, model: str, model_length: int)
         words += ["--dp-size", str(option.tensor_parallel), "--enable-dp-attention"]
         words += ["--ep-size", str(option.tensor_parallel)]
     words += ["--max-running-requests", str(deployment.batch_cap)]
-    words += ["--chunked-prefill-size", str(deployment.token_budget), "--enable-mixed-chunk"]
+    words += ["--chunked-prefill-size", str(deployment.token_budget)]
+    if deployment.drafts is None and not deployment.prefill:
+        words += ["--enable-mixed-chunk"]
+    if deployment.drafts is not None:
+        depth = min(depth for depth in deployment.drafts.depths if depth)
+        words += ["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", _DRAFT]
+        words += ["--speculative-num-steps", str(depth), "--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-draft-tokens", str(depth + 1)]
     words += ["--context-length", str(model_length)]
     if option.weight_format == "fp8":
         words += ["--quantization", "fp8"]
     if option.kv_format == "fp8":
         words += ["--kv-cache-dtype", "fp8_e4m3"]
-    return [*words, "--host", "0.0.0.0", "--port", str(_PORT)]
+    return [*words, "--host", "0.0.0.0", "--port", str(PORT)]
 
 
 def gateway_command(hosts: Sequence[str], objective: PlanObjective, host: str) -> list[str]:
@@ -90,7 +112,7 @@ def gateway_command(hosts: Sequence[str], objective: PlanObjective, host: str) -
     for each in hosts:
         words += ["--engine", f"vllm=http://{each}"]
     slo = f"default:ttft={objective.ttft_s:g},tpot={objective.tpot_s:g}"
-    return [*words, "--slo", slo, "--host", host, "--port", str(_GATEWAY_PORT)]
+    return [*words, "--slo", slo, "--host", host, "--port", str(GATEWAY_PORT)]
 
 
 def start_files(
@@ -99,24 +121,30 @@ def start_files(
     """Texts of the files by name."""
     vllm = vllm_command(deployment, model, model_length)
     sglang = sglang_command(deployment, model, model_length)
-    note = checkpoint_note(deployment, model)
+    notes = "".join(f"# {note}.\n" for note in checkpoint_notes(deployment, model))
     head = f"#!/bin/sh\n# {deployment.name}\n"
     each = f"# One of {deployment.replicas} replicas, each on {deployment.option.tensor_parallel} "
-    each += f"x {deployment.option.gpu}.\n" + ("" if note is None else f"# {note}.\n")
-    local = [f"127.0.0.1:{_PORT + place}" for place in range(deployment.replicas)]
+    each += f"x {deployment.option.gpu}.\n{notes}"
+    fixed = ""
+    if deployment.drafts is not None:
+        fixed = (
+            "# One depth of drafts at any number of sequences, and prompts in iterations of their "
+            "own: times differ from the plan's.\n"
+        )
+    local = [f"127.0.0.1:{PORT + place}" for place in range(deployment.replicas)]
     return {
-        "vllm.sh": f"{head}{each}# vLLM {VLLM_VERSION}\nexec {_lines(vllm)}\n",
-        "sglang.sh": f"{head}{each}# SGLang {SGLANG_VERSION}\nexec {_lines(sglang)}\n",
+        "vllm.sh": f"{head}{each}# vLLM {VLLM_VERSION}\nexec {shell_lines(vllm)}\n",
+        "sglang.sh": f"{head}{each}# SGLang {SGLANG_VERSION}\n{fixed}exec {shell_lines(sglang)}\n",
         "gateway.sh": (
-            f"{head}# The gateway spreads requests over replicas on ports {_PORT} and up.\n"
-            f"exec {_lines(['jaxserve', *gateway_command(local, objective, '127.0.0.1')])}\n"
+            f"{head}# The gateway spreads requests over replicas on ports {PORT} and up.\n"
+            f"exec {shell_lines(['jaxserve', *gateway_command(local, objective, '127.0.0.1')])}\n"
         ),
         "compose.yaml": _yaml([_compose(deployment, vllm, objective)]),
         "kubernetes.yaml": _yaml(_manifests(deployment, vllm, objective)),
     }
 
 
-def _lines(words: Sequence[str]) -> str:
+def shell_lines(words: Sequence[str]) -> str:
     """A command over several lines, each option with its value on one."""
     text = ""
     for word in words:
@@ -141,11 +169,11 @@ def _compose(
             "deploy": {"resources": {"reservations": {"devices": [reservation]}}},
             "restart": "unless-stopped",
         }
-    hosts = [f"{name}:{_PORT}" for name in services]
+    hosts = [f"{name}:{PORT}" for name in services]
     gateway = {
         "image": "jaxserve",
         "command": ["python", "-m", "jaxserve.cli", *gateway_command(hosts, objective, "0.0.0.0")],
-        "ports": [f"127.0.0.1:{_GATEWAY_PORT}:{_GATEWAY_PORT}"],
+        "ports": [f"127.0.0.1:{GATEWAY_PORT}:{GATEWAY_PORT}"],
         "depends_on": list(services),
         "restart": "unless-stopped",
     }
@@ -157,9 +185,9 @@ def _manifests(
 ) -> list[dict[str, Any]]:
     """A stateful set of engines, whose pods have names of their own, and a gateway."""
     engine, gateway = {"app": "engine"}, {"app": "gateway"}
-    hosts = [f"engine-{place}.engine:{_PORT}" for place in range(deployment.replicas)]
+    hosts = [f"engine-{place}.engine:{PORT}" for place in range(deployment.replicas)]
     probe = {
-        "httpGet": {"path": "/health", "port": _PORT},
+        "httpGet": {"path": "/health", "port": PORT},
         "periodSeconds": 5,
         "failureThreshold": 360,
     }
@@ -170,11 +198,11 @@ def _manifests(
                 "name": "vllm",
                 "image": f"vllm/vllm-openai:v{VLLM_VERSION}",
                 "args": vllm[2:],
-                "ports": [{"containerPort": _PORT}],
+                "ports": [{"containerPort": PORT}],
                 "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}],
                 "resources": {"limits": {"nvidia.com/gpu": deployment.option.tensor_parallel}},
                 "startupProbe": probe,
-                "readinessProbe": {"httpGet": {"path": "/health", "port": _PORT}},
+                "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}},
                 "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
             }
         ],
@@ -187,11 +215,11 @@ def _manifests(
                 "image": "jaxserve",
                 "command": ["python", "-m", "jaxserve.cli"],
                 "args": gateway_command(hosts, objective, "0.0.0.0"),
-                "ports": [{"containerPort": _GATEWAY_PORT}],
+                "ports": [{"containerPort": GATEWAY_PORT}],
             }
         ]
     }
-    engine_ports, gateway_ports = ([{"port": port}] for port in (_PORT, _GATEWAY_PORT))
+    engine_ports, gateway_ports = ([{"port": port}] for port in (PORT, GATEWAY_PORT))
     return [
         _object("v1", "Service", "engine", {"clusterIP": "None", "selector": engine,
                 "ports": engine_ports, "publishNotReadyAddresses": True}),

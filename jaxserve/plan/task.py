@@ -25,12 +25,11 @@ def write_task(folder: Path, plan: Plan) -> list[str]:
     """Writes the task and its latency table, which has the plan's times.
 
     Returns:
-      the names of the files; none where the deployment has more replicas than a task may have, or a
-      part of a trace was planned for, which no task file can name.
+      the names of the files; none where the deployment is split or has more replicas than a task
+      may have, or a part of a trace was planned for, which no task file can name.
     """
-    inputs = plan.inputs
-    whole = inputs.trace.whole is None
-    if plan.best.deployment.replicas > MAX_GPUS or not whole:
+    by, whole = plan.best.deployment, plan.inputs.trace.whole is None
+    if by.replicas > MAX_GPUS or by.prefill or not whole:
         return []
     (folder / TASK).write_text(json.dumps(_task(plan), indent=1) + "\n", encoding="utf-8")
     write_table_file(folder / TABLE, _table(plan))
@@ -54,14 +53,14 @@ def _task(plan: Plan) -> dict[str, Any]:
             "token_budget": by.token_budget,
             "prefix_caching": trace.blocks is not None,
         },
-        "knobs": ["batch_cap"],
+        "knobs": ["batch_cap", *(("speculation_depth",) if option.draft else ())],
         "locked": {"quantization_tier": option.tier} if option.tier else {},
         "streams": [
             {
                 "name": "requests",
                 "prompt": _lengths(trace.prompt_tokens),
                 "output": _lengths(trace.output_tokens),
-                "acceptance": "sharegpt/eagle",
+                "acceptance": option.draft or "sharegpt/eagle",
                 "ttft_slo_s": inputs.objective.ttft_s,
                 "tpot_slo_s": inputs.objective.tpot_s,
             }

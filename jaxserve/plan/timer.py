@@ -16,7 +16,7 @@ _ROWS = 1_024
 
 
 class TabulatedTimer:
-    """``CostModel.iteration_s`` of one tier without speculation, times a factor."""
+    """``CostModel.iteration_s`` of one tier, times a factor."""
 
     def __init__(self, cost: CostModel, tier: int = 0, slowdown: float = 1.0) -> None:
         """Args: the cost model, its tier, and a factor on all times."""
@@ -43,8 +43,9 @@ class TabulatedTimer:
         """Seconds of one iteration; see ``CostModel.iteration_s``."""
         cost = self._cost
         prompt_tokens = sum(chunk for chunk, _ in chunks)
-        tokens, rows = decode_seqs + prompt_tokens, decode_seqs + len(chunks)
-        if speculation_depth or tier != self._tier or tokens > _TOKENS or rows > _ROWS:
+        verified = decode_seqs * (speculation_depth + 1)
+        tokens, rows = verified + prompt_tokens, verified + len(chunks)
+        if tier != self._tier or tokens > _TOKENS or rows > _ROWS:
             return self._slowdown * cost.iteration_s(
                 decode_seqs=decode_seqs,
                 kv_tokens=kv_tokens,
@@ -57,6 +58,12 @@ class TabulatedTimer:
         total_s = self._linear_s[tokens] + self._head_s[rows]
         if decode_seqs:
             total_s += self._decode_attention_s(decode_seqs, kv_tokens)
+        if speculation_depth:
+            total_s += (
+                cost.draft_fixed_s * max(1.0, speculation_depth / cost.draft_flat_depth)
+                + cost.draft_s_per_token * tokens
+                + cost.draft_s_per_kv_token * kv_tokens
+            )
         if prompt_tokens:
             pairs = sum(self._pairs(chunk, prefix) for chunk, prefix in chunks)
             total_s += cost.layers * (

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jaxserve.plan.capacity import best_limits, least_replicas, rates
+from jaxserve.plan.capacity import (
+    Limits,
+    best_limits,
+    decode_share,
+    least_replicas,
+    rates,
+    split_limits,
+    usual_in_flight,
+)
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, steady_traffic
 from jaxserve.plan.options import EngineOption, engine_options
+from jaxserve.plan.play import PlannedDeployment
 from jaxserve.sim.traffic.traces import Trace
 
 
-def _inputs(tpot_s: float = 0.05) -> PlanInputs:
+@cache
+def _inputs(tpot_s: float = 0.05, draft: str | None = None) -> PlanInputs:
     prices = {"h100-sxm-80gb": 3.0}
     return PlanInputs(
         "llama-3.1-8b",
@@ -19,9 +34,11 @@ def _inputs(tpot_s: float = 0.05) -> PlanInputs:
         PlanObjective(1.0, tpot_s),
         prices,
         max_gpus=2,
+        draft=draft,
     )
 
 
+@cache
 def _option(inputs: PlanInputs) -> EngineOption:
     return engine_options(inputs)[0][0]
 
@@ -32,6 +49,45 @@ def test_a_tighter_objective_bears_less() -> None:
     rates_of = [best_limits(_option(each), each)[0].requests_per_s for each in (loose, tight)]
     assert rates_of[0] > rates_of[1] > 0
     assert best_limits(_option(loose), _inputs(0.001))[0].requests_per_s == 0
+
+
+def test_drafts_bear_more_where_tokens_must_be_fast() -> None:
+    """And an engine of the same GPU and formats without them is the one that they are compared
+    with."""
+    inputs = _inputs(0.009, "sharegpt/eagle")
+    plain, drafted = engine_options(inputs)[0][:2]
+    assert plain.name + ", drafts sharegpt/eagle" == drafted.name
+    most = [best_limits(each, inputs)[0].requests_per_s for each in (plain, drafted)]
+    assert most[1] > 1.2 * most[0] > 0
+    assert usual_in_flight(drafted, inputs) >= 1
+    assert 0 < decode_share(drafted, inputs, 8.0, 2048) < 1
+
+
+def test_a_split_divides_replicas_by_their_load() -> None:
+    """Longer prompts want more replicas that prefill; objectives that a prompt or a token alone
+    exceeds leave none."""
+    inputs = _inputs(0.02)
+    option = _option(inputs)
+    found = [
+        split_limits(option, replace(inputs, trace=steady_traffic(5, prompt, 100)[0]))
+        for prompt in (500, 4000)
+    ]
+    assert found[0] and found[1]
+    assert 0 < found[0].prefill_share < found[1].prefill_share < 1
+    assert found[0].requests_per_s > found[1].requests_per_s
+    assert split_limits(option, _inputs(0.001)) is None
+    assert split_limits(option, replace(inputs, objective=PlanObjective(0.005, 0.02))) is None
+
+
+@given(share=st.floats(0.001, 0.999), replicas=st.integers(2, 64), other=st.integers(2, 64))
+def test_both_roles_have_a_replica(share: float, replicas: int, other: int) -> None:
+    """Whatever the share and the number, also where the number changes later."""
+    prefill = Limits(256, 8192, 1.0, 1.0, share).prefill_replicas(replicas)
+    assert 1 <= prefill < replicas
+    inputs = _inputs()
+    deployment = PlannedDeployment(_option(inputs), replicas, 256, 8192, prefill)
+    assert 1 <= deployment.of(other).prefill < other
+    assert deployment.of(replicas) == deployment
 
 
 def test_rates_count_every_request() -> None:

@@ -102,6 +102,19 @@ def test_the_part_that_is_sent() -> None:
     assert len(part_to_send(_trace())) == 120
 
 
+def test_random_prompts_tell_nothing_of_drafts(tmp_path: Path) -> None:
+    """A plan that speculates is refused."""
+    plan = {
+        "model": INPUTS.model,
+        "traffic": INPUTS.traffic,
+        "objective": dataclasses.asdict(INPUTS.objective),
+        "deployment": {"name": "drafting", "draft": "cnn/eagle"},
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    with pytest.raises(InputError, match="make and check the plan without --draft"):
+        check.planned_in(tmp_path, INPUTS, OPTIONS)
+
+
 def test_requests_reach_a_server() -> None:
     """Each is sent with its lengths, and its times come back."""
     part = _trace(12, 0.5)

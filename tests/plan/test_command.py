@@ -126,6 +126,10 @@ REFUSED = {
         "which is not among the engines of the plan",
     ),
     "two kinds of traffic": (("--rate", "1"), "either --trace, or --rate"),
+    "drafts whose times are unknown": (
+        ("--draft", "sharegpt/ngram"),
+        "--draft is 'sharegpt/ngram'",
+    ),
     "a format that is none": (("--format", "fp7"), "--format is 'fp7'"),
 }
 

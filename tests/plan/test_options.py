@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,35 @@ def test_experts_may_be_divided() -> None:
     assert {each.attention_data_parallel for each in options} == {False, True}
     assert all(each.gpu == "h100-sxm-80gb" for each in options)
     assert any(each.name.startswith("a100") for each in excluded)
+
+
+def test_drafts_are_an_option_of_every_engine() -> None:
+    """A draft takes memory, and its acceptance adds to the doubt; without --draft there is none."""
+    options, _ = engine_options(_inputs("llama-3.1-8b", draft="gsm8k/eagle"))
+    plain, _ = engine_options(_inputs("llama-3.1-8b"))
+    assert [each.name for each in options if each.draft is None] == [each.name for each in plain]
+    pairs = list(zip(options[::2], options[1::2], strict=True))
+    for without, drafted in pairs:
+        assert without.drafts is None and drafted.drafts is not None
+        assert drafted.kv_tokens(64, 2048) < without.kv_tokens(64, 2048)
+        assert drafted.doubt.error > without.doubt.error
+
+
+def test_depths_follow_the_times() -> None:
+    """Other times, other depths: arithmetic ten times slower leaves less for drafts."""
+    drafted = engine_options(_inputs("llama-3.1-8b", draft="gsm8k/eagle"))[0][1]
+    slow = tuple(10 * each for each in drafted.cost.linear_s_per_token)
+    other = replace(drafted, cost=replace(drafted.cost, linear_s_per_token=slow))
+    assert drafted.drafts and other.drafts
+    assert sum(other.drafts.depths) < sum(drafted.drafts.depths)
+
+
+def test_drafts_that_nothing_is_known_of() -> None:
+    """Methods without times, and models with experts."""
+    with pytest.raises(InputError, match=r"--draft is 'cnn/ngram'; it must be one of .*cnn/eagle"):
+        _inputs("llama-3.1-8b", draft="cnn/ngram")
+    with pytest.raises(InputError, match="gpt-oss-120b has experts; leave --draft out"):
+        _inputs("gpt-oss-120b", draft="cnn/eagle")
 
 
 def test_no_gpu_holds_the_model() -> None:

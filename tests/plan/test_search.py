@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.plan.answer import certainty, measurement, plan_json
+from jaxserve.plan.answer import certainty, measurement, plan_json, unknown
+from jaxserve.plan.folder import write_folder
 from jaxserve.plan.inputs import PlanInputs, PlanObjective
 from jaxserve.plan.options import engine_options
 from jaxserve.plan.plan import Plan, make_plan
@@ -89,8 +91,6 @@ def test_the_fewest_gpus_are_no_more_than_the_named(plan: Plan) -> None:
 
 def test_the_json_has_numbers_only(plan: Plan) -> None:
     """No NaN, no infinity; load tests name the model and the lengths."""
-    import json
-
     text = json.dumps(plan_json(plan), allow_nan=False)
     assert json.loads(text)["deployment"]["name"] == plan.best.deployment.name
     commands = measurement(plan, plan.best.deployment.option)
@@ -103,6 +103,58 @@ def test_objectives_that_nothing_meets_name_the_nearest() -> None:
     inputs = _inputs(20, PlanObjective(0.2, 0.012), prices={"l40s-48gb": 1.1}, max_gpus=2)
     with pytest.raises(InputError, match=r"the nearest is .* l40s-48gb .* bound by \w+"):
         search(inputs, engine_options(inputs)[0], Player(inputs))
+
+
+def test_drafts_save_what_they_are_named_for() -> None:
+    """Tokens faster than a GPU makes them alone need drafts; the answer has their depths, and the
+    same deployment without them misses."""
+    objective, prices = PlanObjective(1.0, 0.0063), {"h100-sxm-80gb": 3.5}
+    inputs = _inputs(4, objective, prices=prices, max_gpus=1, draft="sharegpt/eagle")
+    plan = make_plan(inputs, *engine_options(inputs), Player(inputs))
+    best = plan.best.deployment
+    assert best.drafts is not None and len(best.drafts.depths) == best.batch_cap
+    found = json.loads(json.dumps(plan_json(plan)))
+    assert found["deployment"]["depths"] == [list(each) for each in best.drafts.ranges]
+    assert best.name in found["answer"] and "speculation depth" in best.name
+    assert any("sharegpt/eagle" in each for each in found["unknown"])
+    (without,) = [each for each in plan.neighbours if each.difference == "no drafts"]
+    assert not without.meets and without.tried.deployment.option.draft is None
+    assert all(each.draft is None for each in plan.uncertain_options)
+    with pytest.raises(InputError, match="the nearest is"):
+        plain = dataclasses.replace(inputs, draft=None)
+        search(plain, engine_options(plain)[0], Player(plain))
+
+
+def test_at_one_price_no_drafts_are_named() -> None:
+    """Where both suffice the simpler deployment is the answer."""
+    objective, prices = PlanObjective(1.0, 0.06), {"h100-sxm-80gb": 3.5}
+    inputs = _inputs(4, objective, prices=prices, max_gpus=1, draft="sharegpt/eagle")
+    plan = make_plan(inputs, *engine_options(inputs), Player(inputs))
+    assert plan.best.deployment.drafts is None
+    assert "sharegpt/eagle drafts" in [each.difference for each in plan.neighbours]
+
+
+def test_a_split_saves_a_gpu(tmp_path: Path) -> None:
+    """Long prompts delay tokens on GPUs that do both; the folder has what starts each role."""
+    rng = np.random.default_rng(0)
+    arrival_s, ones = np.sort(rng.uniform(0, 20, 120)), np.ones(120, np.int32)
+    inputs = dataclasses.replace(
+        _inputs(1, PlanObjective(1.0, 0.010), prices={"h100-sxm-80gb": 3.5}, split=True),
+        trace=Trace(arrival_s - arrival_s[0], 4000 * ones, 150 * ones),
+    )
+    options = [each for each in engine_options(inputs)[0] if each.tensor_parallel == 1]
+    plan = make_plan(inputs, options, [], Player(inputs))
+    best = plan.best.deployment
+    assert (best.replicas, best.prefill) == (3, 1)
+    (without,) = [each for each in plan.neighbours if "no split" in each.difference]
+    assert not without.meets and without.tried.deployment.prefill == 0
+    assert plan_json(plan)["deployment"]["prefill_replicas"] == 1
+    assert any("first token from the replica that decodes" in each for each in unknown(plan))
+    names = set(write_folder(tmp_path / "out", plan))
+    assert {"vllm_prefill.sh", "vllm_decode.sh", "plan.json", "report.html"} < names
+    assert "compose.yaml" not in names
+    with pytest.raises(InputError, match="the nearest is"):
+        search(dataclasses.replace(inputs, split=False), options, Player(inputs))
 
 
 def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from jaxserve.plan.start import (
 )
 
 
-def _deployment(model: str, weight_format: str, kv_format: str) -> PlannedDeployment:
+def _deployment(
+    model: str, weight_format: str, kv_format: str, draft: str | None = None
+) -> PlannedDeployment:
     inputs = PlanInputs(
         model,
         *steady_traffic(1, 1000, 100),
@@ -32,10 +35,12 @@ def _deployment(model: str, weight_format: str, kv_format: str) -> PlannedDeploy
         {"h200-sxm-141gb": 3.0},
         formats=(weight_format,),
         kv_formats=(kv_format,),
+        draft=draft,
     )
     options, _ = engine_options(inputs)
     option = max(
-        options, key=lambda each: (each.tensor_parallel == 2, each.attention_data_parallel)
+        [option for option in options if option.draft == draft],
+        key=lambda each: (each.tensor_parallel == 2, each.attention_data_parallel),
     )
     return PlannedDeployment(option, 3, 128, 4096)
 
@@ -49,6 +54,27 @@ def test_options_of_the_engines() -> None:
     assert "--quantization fp8 --kv-cache-dtype fp8" in text
     words = sglang_command(_deployment("llama-3.1-8b", "bf16", "bf16"), "llama-3.1-8b", 8192)
     assert "--quantization" not in words and "--kv-cache-dtype" not in words
+
+
+def test_drafts_have_their_depths() -> None:
+    """vLLM is told the depth for every number of sequences, or one depth that suits them all;
+    SGLang has one depth, and the files say what to fill in."""
+    deployment = _deployment("llama-3.1-8b", "bf16", "bf16", "cnn/eagle")
+    words = vllm_command(deployment, "llama-3.1-8b", 8192)
+    config = json.loads(words[words.index("--speculative-config") + 1])
+    ranges = config["num_speculative_tokens_per_batch_size"]
+    assert (ranges[0][0], ranges[-1][1]) == (1, 128)
+    assert config["num_speculative_tokens"] == max(depth for *_, depth in ranges) == 5
+    words = vllm_command(replace(deployment, batch_cap=2), "llama-3.1-8b", 8192)
+    assert "per_batch_size" not in words[words.index("--speculative-config") + 1]
+    text = " ".join(sglang_command(deployment, "llama-3.1-8b", 8192))
+    depth = min(depth for *_, depth in ranges if depth)
+    assert f"--speculative-num-steps {depth} --speculative-eagle-topk 1" in text
+    files = start_files(deployment, "llama-3.1-8b", 8192, PlanObjective(1.0, 0.05))
+    assert "an EAGLE draft of llama-3.1-8b in place of EAGLE-DRAFT" in files["vllm.sh"]
+    assert "times differ" in files["sglang.sh"] and "times differ" not in files["vllm.sh"]
+    services = yaml.safe_load(files["compose.yaml"])["services"]
+    assert json.dumps(config) in services["engine-0"]["command"]
 
 
 def test_experts_divided_among_gpus() -> None:

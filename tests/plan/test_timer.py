@@ -19,7 +19,7 @@ from jaxserve.sim.machine.stack import Stack, serve
     ],
 )
 def test_the_times_are_those_of_the_cost_model(model: str, stack: Stack | None) -> None:
-    """Of decoding, of prompts, of both, and of iterations beyond the lists."""
+    """Of decoding, of prompts, of both, with drafts, and of iterations beyond the lists."""
     cost = CostModel.of(*serve("h100-sxm-80gb", model, stack), 2)
     timer, slower = TabulatedTimer(cost), TabulatedTimer(cost, slowdown=1.5)
     rng = np.random.default_rng(0)
@@ -30,6 +30,7 @@ def test_the_times_are_those_of_the_cost_model(model: str, stack: Stack | None) 
         )
         kv_tokens = float(sequences * rng.integers(1, 5000))
         asked = {"decode_seqs": sequences, "kv_tokens": kv_tokens, "chunks": chunks}
+        asked["speculation_depth"] = int(rng.integers(9))
         expected = cost.iteration_s(**asked)
         assert timer.iteration_s(**asked) == pytest.approx(expected, rel=1e-9)
         assert slower.iteration_s(**asked) == pytest.approx(1.5 * expected, rel=1e-9)

@@ -75,6 +75,7 @@ class Engine:
         self._chunks: list[tuple[Request, int]] = []
         self._duration_s = 0.0
         self._depth = 0
+        self._scheduled = 0  # sequences of the last iteration
 
     @property
     def running(self) -> int:
@@ -109,7 +110,10 @@ class Engine:
         for request, blocks in self._incoming:
             self.decoding.join(request, blocks)
         self._incoming.clear()
-        depth = self._depth = self.knobs.speculation_depth
+        # Drafts are made at the end of an iteration, as many as suit the sequences in it.
+        depth = self._depth = self.settings.depth_after(
+            self._scheduled, self.knobs.speculation_depth
+        )
         tier = self.knobs.tier
         # An iteration that only preempts takes no time; the next one finds the freed blocks.
         while self._compose(now) and not (self._rows or self._chunks):
@@ -119,6 +123,7 @@ class Engine:
 
         chunks = tuple((chunk, request.computed) for request, chunk in self._chunks)
         sequences = self._rows
+        self._scheduled = sequences + len(chunks)
         verified = sequences * (depth + 1)
         tokens = verified + sum(chunk for chunk, _ in chunks)
         if self.memory is not None:
@@ -348,7 +353,7 @@ class Engine:
         """
         most = (request.prefill_target - 1) // self.settings.block_tokens
         found, unheld = self.pool.find(request, most)
-        if found and self._depth:
+        if found and self.knobs.speculation_depth:
             found, unheld = self.pool.find(request, found - 1)
         return found, unheld
 

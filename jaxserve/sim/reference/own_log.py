@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
+from jaxserve.sim.machine.acceptance import Drafts, tokens_per_step
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.reference.settings import (
     Knobs,
@@ -58,6 +59,12 @@ class ServedBy:
     context_tokens: int | None = None
     """context length of the model: longer requests, prompt and output together, are rejected; None
     where it is not known."""
+    drafts: Drafts | None = None
+    """speculation; None without."""
+    prefill_gpus: int = 0
+    """engines that only prefill, the others then only decode; 0 where every engine does both."""
+    handover_s_per_token: float = 0.0
+    """seconds that the KV of a token takes from a prefilling engine to a decoding one."""
 
     def __post_init__(self) -> None:
         checks.whole("kv_tokens", self.kv_tokens, 1, 1e9)
@@ -67,6 +74,7 @@ class ServedBy:
         checks.number("frontend_s", self.frontend_s, 0, 3600)
         if self.concurrency is not None:
             checks.whole("concurrency", self.concurrency, 1, 65_536)
+        checks.number("handover_s_per_token", self.handover_s_per_token, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -97,20 +105,27 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
     Returns:
       ``LOG_DTYPE`` rows in the order of the trace.
     """
-    requests = trace_requests(trace)
+    drafts = by.drafts
+    acceptance = None if drafts is None else [tokens_per_step(drafts.profile)]
+    requests = trace_requests(trace, acceptance=acceptance)
     if by.concurrency is not None:
         for request in requests:
             request.arrival_s = 0.0
-    knobs = Knobs(by.batch_cap, by.kv_tokens, tier=by.tier)
+    deepest = 0 if drafts is None else drafts.deepest
+    knobs = Knobs(by.batch_cap, by.kv_tokens, deepest, by.tier, prefill_gpus=by.prefill_gpus)
     simulator = ReferenceSimulator(
         ReferenceSettings(
             num_gpus=by.gpus,
             queue_capacity=len(requests),
             context_tokens=by.context_tokens,
             concurrency=by.concurrency,
+            kv_bytes_per_token=by.handover_s_per_token,
+            link_bytes_per_s=1.0,
             front_end=ShiftedExponentialFrontEnd(by.frontend_s),
             scheduler=SchedulerSettings(
-                token_budget=by.token_budget, prefix_caching=by.prefix_caching
+                token_budget=by.token_budget,
+                prefix_caching=by.prefix_caching,
+                depths=() if drafts is None else drafts.depths,
             ),
         ),
         timer,

@@ -26,12 +26,24 @@ class SchedulerSettings:
     prefix_caching: bool = False
     """full blocks are found again by prompts that begin alike, and by the sequence itself when it
     comes back from a preemption, until others have taken them."""
+    depths: tuple[int, ...] = ()
+    """draft tokens of each sequence after an iteration of 1, 2, ... sequences, the last for more,
+    and no more than the knob (vLLM's ``num_speculative_tokens_per_batch_size``); empty for the
+    knob's depth after every iteration."""
 
     def __post_init__(self) -> None:
         checks.whole("token_budget", self.token_budget, 1)
         checks.whole("block_tokens", self.block_tokens, 1)
         if not 0.0 <= self.watermark < 1.0:
             checks.refuse("watermark", self.watermark, "a number from 0 to below 1")
+        for depth in set(self.depths):
+            checks.whole("depths", depth, 0, MAX_DEPTH)
+
+    def depth_after(self, sequences: int, most: int) -> int:
+        """Draft tokens of each sequence after an iteration of ``sequences``, at most ``most``."""
+        if not self.depths:
+            return most
+        return min(self.depths[max(min(sequences, len(self.depths)), 1) - 1], most)
 
 
 @dataclass(frozen=True)

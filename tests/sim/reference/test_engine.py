@@ -207,6 +207,7 @@ def test_queue_orders():
         (lambda: GpuKnobs(1, 100, 0, 3), "tier"),
         (lambda: SchedulerSettings(token_budget=0), "token_budget"),
         (lambda: SchedulerSettings(watermark=1.0), "watermark"),
+        (lambda: SchedulerSettings(depths=(3, 9)), "depths"),
     ],
 )
 def test_bad_input_is_named(build, message):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jaxserve import cli
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.acceptance import Drafts, tokens_per_step
 from jaxserve.sim.reference.own_log import (
     Quantity,
     ServedBy,
@@ -63,6 +64,33 @@ def test_more_engines_and_a_front_end() -> None:
     assert two["ttft_s"].mean() < one["ttft_s"].mean()
     np.testing.assert_allclose(far["ttft_s"], one["ttft_s"] + 0.5)
     np.testing.assert_allclose(far["tpot_s"], one["tpot_s"])
+
+
+def test_drafts_shorten_tokens() -> None:
+    """By no more than the tokens that a step makes, since drafts take time too."""
+    trace = _trace(20)
+    plain = simulate(trace, _COST, ServedBy(kv_tokens=200_000))
+    drafts = Drafts("sharegpt/eagle", (3,))
+    drafted = simulate(trace, _COST, ServedBy(kv_tokens=200_000, drafts=drafts))
+    speedup = plain["tpot_s"].mean() / drafted["tpot_s"].mean()
+    assert 1.2 < speedup < tokens_per_step("sharegpt/eagle")[3]
+
+
+def test_a_split_spares_tokens_the_prompts() -> None:
+    """Decoding engines never wait for a prompt; the time to hand KV over comes after the first
+    token."""
+    trace = _trace()
+    mixed = simulate(trace, _COST, ServedBy(kv_tokens=200_000, gpus=2))
+    split = simulate(trace, _COST, ServedBy(kv_tokens=200_000, gpus=2, prefill_gpus=1))
+    assert split["tpot_s"].mean() < mixed["tpot_s"].mean()
+    slow = simulate(
+        trace,
+        _COST,
+        ServedBy(kv_tokens=200_000, gpus=2, prefill_gpus=1, handover_s_per_token=1e-5),
+    )
+    several = trace.output_tokens > 1
+    assert (slow["finish_s"][several] > split["finish_s"][several]).mean() > 0.9
+    np.testing.assert_allclose(slow["ttft_s"], split["ttft_s"])
 
 
 def test_what_no_engine_has_room_for_is_counted() -> None:

@@ -57,6 +57,30 @@ def test_deep_verification_leaves_prefill_a_share_of_the_budget():
     assert max(sum(chunk for chunk, _ in chunks) for chunks in crowded) == 16
 
 
+def test_depths_follow_the_sequences_of_the_iteration_before():
+    """As vLLM drafts at the end of an iteration, by the sequences in it and at most the knob."""
+    timer, depths = LinearTimer(), (4, 4, 3, 2, 1, 0)
+    requests = burst(12, prompt=300, output=60, gap_s=0.02, acceptance=ACCEPTANCE)
+    settings = SchedulerSettings(token_budget=400, depths=depths)
+    log = run_requests(requests, timer, GpuKnobs(64, 10_000, 3), settings)
+    assert np.isfinite(log["finish_s"]).all()
+    crowds = [decoding + len(chunks) for decoding, _, chunks, _, _ in timer.seen]
+    drafted = [depth for *_, depth, _ in timer.seen]
+    assert drafted[1:] == [min(3, depths[min(crowd, 6) - 1]) for crowd in crowds[:-1]]
+    assert set(drafted) == {0, 1, 2, 3}
+
+
+def test_one_depth_for_all_is_the_knob():
+    """A table of one depth plays as the knob alone does."""
+
+    def run(**table):
+        requests = burst(20, acceptance=ACCEPTANCE)
+        settings = SchedulerSettings(**table)
+        return run_requests(requests, LinearTimer(), GpuKnobs(8, 10_000, 3), settings)
+
+    assert run().tobytes() == run(depths=(3,)).tobytes() == run(depths=(8, 8)).tobytes()
+
+
 def test_same_seed_same_log_other_seed_other_log():
     """Speculation is the only randomness of an engine, and it comes from the seed."""
 
