@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ def in_processes(
     if workers == 1 or not jobs:
         yield from (function(*job) for job in jobs)
         return
+    # Workers whose compiled programs have grown large are replaced, which changes no result.
+    warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
     # Ray's backend gives all results at the end.
     as_they_come = getattr(get_active_backend()[0], "supports_return_generator", False)
     return_as = "generator" if as_they_come else "list"
