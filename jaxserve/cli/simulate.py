@@ -99,6 +99,7 @@ def simulate_log(
         frontend_s=(frontend_ms or 0.0) / 1e3,
         concurrency=concurrency,
         context_tokens=engine.context_tokens,
+        sequence_kv=engine.sequence_kv,
     )
     engine.check_limits(by.batch_cap, by.token_budget, by.tier)
     with progress_bars() as progress:

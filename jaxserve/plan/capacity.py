@@ -53,7 +53,7 @@ def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
     found: list[Limits] = []
     for budget in TOKEN_BUDGETS:
         pool = option.kv_tokens(BATCH_CAPS[-1], budget)
-        if pool < inputs.model_length:
+        if not option.holds(inputs.model_length, pool):
             continue
         loop = closed_loop(
             option.cost,
@@ -63,6 +63,7 @@ def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
             tier=option.tier,
             kv_tokens=pool,
             token_budget=budget,
+            sequence_kv=option.sequence_kv,
         )
         inside = loop.tpot_s <= inputs.objective.tpot_s
         inside &= loop.ttft_p50_s <= inputs.objective.ttft_s
@@ -124,6 +125,7 @@ def usual_in_flight(option: EngineOption, inputs: PlanInputs) -> float:
         tier=option.tier,
         kv_tokens=max(option.kv_tokens(BATCH_CAPS[-1], limits[0].token_budget), 1),
         token_budget=limits[0].token_budget,
+        sequence_kv=option.sequence_kv,
     )
     return float(np.interp(each, np.maximum.accumulate(loop.requests_per_s), _IN_FLIGHT))
 
@@ -140,6 +142,7 @@ def decode_share(option: EngineOption, inputs: PlanInputs, in_flight: float, bud
         tier=option.tier,
         kv_tokens=max(pool, 1),
         token_budget=budget,
+        sequence_kv=option.sequence_kv,
     )
     decode_s = option.cost.decode_s(loop.batch, prompt + output / 2, 0, option.tier)
     return float(decode_s / loop.iteration_s)

@@ -238,6 +238,7 @@ class Player:
             by.batch_cap,
             by.token_budget,
             by.kv_tokens,
+            *(by.option.sequence_kv or ()),
             play.slices,
             play.slowdown,
             play.traffic_scale,
@@ -284,6 +285,7 @@ def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> S
         tier=by.option.tier,
         prefix_caching=trace.blocks is not None,
         frontend_s=frontend_s,
+        sequence_kv=by.option.sequence_kv,
     )
 
 

@@ -30,6 +30,7 @@ class TabulatedTimer:
         windowed = beyond is not None and beyond.window_layers
         self._window_share = beyond.window_layers / cost.layers if beyond and windowed else 0.0
         self._window_tokens = beyond.window_tokens if beyond and windowed else 0
+        self._mixers = beyond is not None and beyond.mixers is not None
 
     def iteration_s(
         self,
@@ -44,7 +45,8 @@ class TabulatedTimer:
         cost = self._cost
         prompt_tokens = sum(chunk for chunk, _ in chunks)
         tokens, rows = decode_seqs + prompt_tokens, decode_seqs + len(chunks)
-        if speculation_depth or tier != self._tier or tokens > _TOKENS or rows > _ROWS:
+        listed = tokens <= _TOKENS and rows <= _ROWS and not self._mixers
+        if speculation_depth or tier != self._tier or not listed:
             return self._slowdown * cost.iteration_s(
                 decode_seqs=decode_seqs,
                 kv_tokens=kv_tokens,

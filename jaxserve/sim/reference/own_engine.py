@@ -12,7 +12,7 @@ from jaxserve.sim.fit.kernel_files import read_kernels
 from jaxserve.sim.fit.layer_profile import ProfileTimer
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import IterationTimer
-from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.memory import SequenceKv, kv_capacity_tokens, sequence_kv
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import Stack, load_engine, serve
 from jaxserve.sim.reference.settings import SchedulerSettings
@@ -77,6 +77,18 @@ class OwnEngine:
             raise InputError("name --kv-tokens, which the engine says at its start, or --hardware")
         served = serve(self.hardware, self.model, self.stack)
         return int(kv_capacity_tokens(*served, tier, 1.0, False, self.tensor_parallel))
+
+    @property
+    def sequence_kv(self) -> SequenceKv | None:
+        """KV of a sequence beside its tokens'; None for layers of one kind, or where the model or
+        its GPU is known to the latency table alone."""
+        try:
+            model = load_model(self.model)
+            if isinstance(model, LargeModel) and self.hardware is not None:
+                _, model = serve(self.hardware, self.model, self.stack)
+        except InputError:
+            return None
+        return sequence_kv(model, self.tensor_parallel)
 
     def check_limits(self, batch_cap: int, token_budget: int, tier: int) -> None:
         """Refuses settings of which a layer profile says nothing.

@@ -13,6 +13,7 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.machine.cost_model import IterationTimer
+from jaxserve.sim.machine.memory import SequenceKv
 from jaxserve.sim.reference.settings import (
     Knobs,
     ReferenceSettings,
@@ -58,6 +59,8 @@ class ServedBy:
     context_tokens: int | None = None
     """context length of the model: longer requests, prompt and output together, are rejected; None
     where it is not known."""
+    sequence_kv: SequenceKv | None = None
+    """KV that a sequence holds beside that of its tokens; None for layers of one kind."""
 
     def __post_init__(self) -> None:
         checks.whole("kv_tokens", self.kv_tokens, 1, 1e9)
@@ -110,7 +113,9 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
             concurrency=by.concurrency,
             front_end=ShiftedExponentialFrontEnd(by.frontend_s),
             scheduler=SchedulerSettings(
-                token_budget=by.token_budget, prefix_caching=by.prefix_caching
+                token_budget=by.token_budget,
+                prefix_caching=by.prefix_caching,
+                sequence_kv=by.sequence_kv,
             ),
         ),
         timer,

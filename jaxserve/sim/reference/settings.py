@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxserve import checks
 from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.machine.hardware import EngineSettings
-from jaxserve.sim.machine.memory import BLOCK_TOKENS
+from jaxserve.sim.machine.memory import BLOCK_TOKENS, SequenceKv
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,16 @@ class SchedulerSettings:
     prefix_caching: bool = False
     """full blocks are found again by prompts that begin alike, and by the sequence itself when it
     comes back from a preemption, until others have taken them."""
+    sequence_kv: SequenceKv | None = None
+    """KV that a sequence holds beside that of its tokens; None for layers of one kind."""
+
+    def blocks(self, tokens: Any) -> Any:
+        """Blocks that a sequence of ``tokens`` holds; a whole number, or int64[n] of several."""
+        size = self.block_tokens
+        own = -(-tokens // size)
+        if self.sequence_kv is None:
+            return own
+        return own + np.ceil(self.sequence_kv.beside(tokens) / size).astype(np.int64)
 
     def __post_init__(self) -> None:
         checks.whole("token_budget", self.token_budget, 1)
