@@ -90,7 +90,8 @@ def _with_defaults(
         defaults["sliding_window_pattern"] = known["sliding_window_pattern"]
     text = {**text, "model_type": kind}
     taken = {key: value for key, value in defaults.items() if key not in text}
-    sizes = {key: value for key, value in taken.items() if key in _SIZES}
+    latent = ("head_dim",) if text.get("kv_lora_rank") else ()  # heads have widths of their own
+    sizes = {key: value for key, value in taken.items() if key in _SIZES and key not in latent}
     if sizes:
         said = ", ".join(f"{key} {value}" for key, value in sizes.items())
         warnings.warn(
