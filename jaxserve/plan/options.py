@@ -76,6 +76,11 @@ class EngineOption:
         """KV that a sequence holds beside that of its tokens; None for layers of one kind."""
         return sequence_kv(self.machine[1], self.tensor_parallel)
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether prompts that begin alike share KV; states are not shared."""
+        return self.sequence_kv is None or not self.sequence_kv.state_tokens
+
     def holds(self, tokens: int, pool: float) -> bool:
         """Whether a pool of so many tokens holds a sequence of ``tokens``."""
         beside = self.sequence_kv.beside(tokens) if self.sequence_kv else 0

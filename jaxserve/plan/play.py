@@ -283,7 +283,7 @@ def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> S
         batch_cap=by.batch_cap,
         token_budget=by.token_budget,
         tier=by.option.tier,
-        prefix_caching=trace.blocks is not None,
+        prefix_caching=trace.blocks is not None and by.option.caches_prefixes,
         frontend_s=frontend_s,
         sequence_kv=by.option.sequence_kv,
     )

@@ -153,8 +153,8 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
       InputError: the model does not fit, or its states cannot be found by prompts that begin alike.
     """
     tp = settings.tensor_parallel
-    check_prefix_caching(model, settings.prefix_caching)
     sequence = sequence_kv(model, tp)
+    check_prefix_caching(settings.prefix_caching, sequence)
     group = tp * model.pipeline_parallel
     engine = replace(
         EngineSettings(),

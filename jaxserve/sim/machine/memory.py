@@ -154,16 +154,16 @@ def sequence_kv(model: LlmModel, tensor_parallel: int = 1) -> SequenceKv | None:
     )
 
 
-def check_prefix_caching(model: LlmModel, prefix_caching: bool) -> None:
+def check_prefix_caching(prefix_caching: bool, sequence: SequenceKv | None) -> None:
     """Refuses a prefix cache of states, whose room and hits are not modelled.
 
     Raises:
-      InputError: ``model`` has layers with a state, and prefixes are cached.
+      InputError: prefixes are cached, and ``sequence`` has states.
     """
-    if prefix_caching and isinstance(model, LargeModel) and model.linear is not None:
+    if prefix_caching and sequence is not None and sequence.state_tokens > 0:
         raise InputError(
-            f"prefix caching of {model.name} is not modelled, because {model.linear.layers} of its "
-            "layers keep a state in place of KV; leave prefix caching off"
+            "prefix caching is not modelled of a model with layers that keep a state in place of "
+            "KV; leave it off"
         )
 
 

@@ -61,7 +61,7 @@ def _warn_of_assumptions(model: LargeModel) -> None:
             f"model {model.name}: times of {' and '.join(unmeasured)} are an assumption, no "
             "measured kernel: their bytes and operations at the rates of full attention",
             InputWarning,
-            stacklevel=3,
+            stacklevel=1,  # one place, so that a command says it once
         )
 
 

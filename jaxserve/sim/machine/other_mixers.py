@@ -2,7 +2,7 @@
 
     state of a decode step = 2 state bytes b / (BW kvbw)
     state of a prompt      = 6 state numbers c / (F f_attn)
-    indexer                = max(index bytes K / (BW kvbw), 2 hi di K / (F f_latent))
+    indexer                = max(index bytes K / (BW kvbw), hi di K / (F f_latent))
     sparse attention       = that of min(K, top b) tokens
 
 b sequences hold K tokens, and a prompt has c new ones. No such kernel was measured: that a state is
@@ -25,6 +25,7 @@ from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.stack import ServedGpu
 
 _STATE_FLOPS = 6.0
+_FP8_RATE = 2.0  # of tensor cores since Hopper, relative to bf16; the indexer's keys are in FP8
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class OtherMixers:
             # Every GPU of a group has the whole indexer, as vLLM serves it.
             if model.attention_data_parallel:
                 share /= tensor_parallel
-            flops = 2 * sparse.heads * sparse.head_dim
+            flops = 2 * sparse.heads * sparse.head_dim / _FP8_RATE
             times["selected_tokens"] = float(sparse.tokens)
             times["index_s_per_pair"] = flops * share / flops_per_s
             times["index_s_per_token"] = share * max(

@@ -13,7 +13,7 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.machine.cost_model import IterationTimer
-from jaxserve.sim.machine.memory import SequenceKv
+from jaxserve.sim.machine.memory import SequenceKv, check_prefix_caching
 from jaxserve.sim.reference.settings import (
     Knobs,
     ReferenceSettings,
@@ -64,6 +64,7 @@ class ServedBy:
 
     def __post_init__(self) -> None:
         checks.whole("kv_tokens", self.kv_tokens, 1, 1e9)
+        check_prefix_caching(self.prefix_caching, self.sequence_kv)
         checks.whole("gpus", self.gpus, 1, MAX_ENGINES)
         checks.whole("batch_cap", self.batch_cap, 1, 65_536)
         checks.whole("token_budget", self.token_budget, 1, 1e6)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxserve import checks
 from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.machine.hardware import EngineSettings
-from jaxserve.sim.machine.memory import BLOCK_TOKENS, SequenceKv
+from jaxserve.sim.machine.memory import BLOCK_TOKENS, SequenceKv, check_prefix_caching
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class SchedulerSettings:
     def __post_init__(self) -> None:
         checks.whole("token_budget", self.token_budget, 1)
         checks.whole("block_tokens", self.block_tokens, 1)
+        check_prefix_caching(self.prefix_caching, self.sequence_kv)
         if not 0.0 <= self.watermark < 1.0:
             checks.refuse("watermark", self.watermark, "a number from 0 to below 1")
 
