@@ -78,7 +78,9 @@ def plan_window(
         preempted_weight=jnp.where(split, classes.delay_weight, 1.0),
         kv_transfer_s=jnp.where(
             split,
-            classes.delay_weight * classes.prompt_tokens * deployment.kv_transfer_s_per_token,
+            classes.delay_weight
+            * deployment.kv_of(classes.prompt_tokens)
+            * deployment.kv_transfer_s_per_token,
             0.0,
         ),
         # A prompt's KV reaches a decoding GPU in the middle of one of its steps.
@@ -199,8 +201,9 @@ def _prompts(
 
 
 def _beside_kv(sequence: SequenceKv, classes: TrafficClasses) -> jax.Array:
-    """float32[F], see ``PromptWork``."""
-    return sequence.beside(classes.prompt_tokens + 0.5 * classes.output_tokens)
+    """float32[F], see ``PromptWork``: at the mean context of a running sequence."""
+    generated = classes.output_growth * classes.output_tokens
+    return sequence.beside(classes.prompt_tokens + generated)
 
 
 def accepted_moments(tokens_per_step: jax.Array, depth: jax.Array) -> tuple[jax.Array, jax.Array]:

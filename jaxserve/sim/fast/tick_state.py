@@ -43,7 +43,7 @@ class PromptWork:
     """float32[3, F], prefill seconds of a short, a middle and a long prompt as shares of the mean,
     see ``jaxserve.sim.fast.prompt_work.second_shares``; None without output ages."""
     beside_kv: jax.Array | None = None
-    """float32[F], KV of a running sequence beside that of its tokens, at its mean length; None for
+    """float32[F], KV of a running sequence beside that of its tokens, at its mean context; None for
     a model whose layers are of one kind."""
 
     @property

@@ -36,6 +36,8 @@ def mlp_sizes(config: JsonObject, kinds: list[str]) -> dict[str, Any]:
             checks.refuse(config.name("moe_latent_size"), config["moe_latent_size"], "null")
     elif kind == "granitemoehybrid" and not config.get("num_local_experts"):
         return {"intermediate": size(config, "shared_intermediate_size")}
+    elif kind == "jamba" and config.get("num_experts") == 1:
+        return found  # a dense model
     elif kind == "llama4_text":
         found["intermediate"] = size(config, "intermediate_size_mlp")
     names = [_first(config, each) for each in (EXPERT_COUNTS, EXPERTS_PER_TOKEN)]

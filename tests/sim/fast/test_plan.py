@@ -78,7 +78,7 @@ def test_sequences_hold_what_windows_and_states_keep() -> None:
             state, action, traffic, deployment, classes, env.table, env.window_s
         )
         beside = plan.work.slack_tokens - BLOCK_SLACK_TOKENS
-        context = np.asarray(classes.prompt_tokens + 0.5 * classes.output_tokens)
+        context = np.asarray(classes.prompt_tokens + classes.output_growth * classes.output_tokens)
         expected = 5.0 * np.minimum(context, 1024.0) + 100.0
         wanted = np.zeros(count) if deployment is env.deployment else expected
         assert np.broadcast_to(beside, count) == pytest.approx(wanted, rel=1e-5)
