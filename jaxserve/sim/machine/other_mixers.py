@@ -16,9 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from jaxserve.checks import JsonObject
 from jaxserve.sim.machine.architecture import LargeModel
@@ -93,10 +91,9 @@ class OtherMixers:
         """
         return cls(**{each.name: fields.number(each.name, 0) for each in dataclasses.fields(cls)})
 
-    def read_s(
-        self, s_per_token: float, seqs: NDArray[np.float64], kv_tokens: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Seconds that a layer of attention reads the KV of a decode step, indexer included.
+    def read_s(self, s_per_token: float, seqs: Any, kv_tokens: Any) -> Any:
+        """Seconds that a layer of attention reads the KV of a decode step, indexer included;
+        numbers or arrays.
 
         Args:
           s_per_token: seconds to read one token's KV.
@@ -105,14 +102,18 @@ class OtherMixers:
         """
         if not self.selected_tokens:
             return s_per_token * kv_tokens
-        selected = np.minimum(kv_tokens, self.selected_tokens * seqs)
+        selected = _smaller(kv_tokens, self.selected_tokens * seqs)
         return s_per_token * selected + self.index_s_per_token * kv_tokens
 
-    def pairs_s(
-        self, s_per_pair: float, chunk: NDArray[np.float64], pairs: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Seconds of the (query, key) pairs of a prompt's ``chunk`` in a layer of attention."""
+    def pairs_s(self, s_per_pair: float, chunk: Any, pairs: Any) -> Any:
+        """Seconds of the (query, key) pairs of a prompt's ``chunk`` in a layer of attention;
+        numbers or arrays."""
         if not self.selected_tokens:
             return s_per_pair * pairs
-        selected = np.minimum(pairs, self.selected_tokens * chunk)
+        selected = _smaller(pairs, self.selected_tokens * chunk)
         return s_per_pair * selected + self.index_s_per_pair * pairs
+
+
+def _smaller(one: Any, other: Any) -> Any:
+    """The smaller of two numbers, or of each pair of two arrays."""
+    return (one + other - abs(one - other)) / 2

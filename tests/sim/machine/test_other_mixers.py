@@ -29,10 +29,11 @@ def test_terms_are_kept_and_scaled(name: str, tmp_path: Path) -> None:
     """Through JSON, by ``slower``, and in the tabulated timer."""
     cost = _cost(name, tmp_path)
     assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
-    load = {"decode_seqs": 7, "kv_tokens": 90_000.0, "chunks": ((300, 5000),)}
-    expected = cost.iteration_s(**load)
-    assert cost.slower(2.0).iteration_s(**load) == pytest.approx(2 * expected)
-    assert TabulatedTimer(cost).iteration_s(**load) == pytest.approx(expected)
+    for tokens in (700.0, 90_000.0):
+        load = {"decode_seqs": 7, "kv_tokens": tokens, "chunks": ((300, 5000), (20, 0))}
+        expected = cost.iteration_s(**load)
+        assert cost.slower(2.0).iteration_s(**load) == pytest.approx(2 * expected)
+        assert TabulatedTimer(cost).iteration_s(**load) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", KINDS)
