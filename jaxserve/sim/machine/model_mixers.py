@@ -221,7 +221,9 @@ def _gemma4(config: JsonObject, window: dict[str, int] | None) -> dict[str, Any]
 
 
 def _indexer(config: JsonObject) -> dict[str, int]:
-    """Every layer has one."""
+    """Every layer has one; its queries come from the compressed ones of latent attention."""
+    for key in ("kv_lora_rank", "q_lora_rank"):
+        size(config, key)
     skips = config.get("index_topk_freq", 1) != 1 or config.get("index_topk_pattern")
     if skips or "shared" in (config.get("indexer_types") or ()):
         raise InputError(

@@ -418,7 +418,8 @@ def test_a_field_left_out_is_the_class_default(kind: str, data: st.DataObject) -
         try:
             expected = _loaded(Path(folder), {"text_config": whole})
         except InputError as error:
-            assert "is missing" in str(error)  # classes whose sizes are always stated
+            # Classes whose sizes are always stated, and Gemma 4's, which is that of E2B.
+            assert "is missing" in str(error) or kind == "gemma4_text"
             return
         assert _loaded(Path(folder), outer) == expected
 
