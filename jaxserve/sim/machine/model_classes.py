@@ -75,6 +75,8 @@ def _class_of(text: Mapping[str, Any], config: Mapping[str, Any], nested: bool) 
         named = [*(text.get("architectures") or ()), *(config.get("architectures") or ())]
         found = (k for k, v in _classes()["classes"].items() if v.get("architecture") in named)
         kind = next(found, None)
+    elif not isinstance(kind, str):
+        checks.refuse("model_type", kind, "a name")
     return _classes()["text_of"].get(kind, kind)
 
 

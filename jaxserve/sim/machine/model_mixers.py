@@ -57,10 +57,10 @@ def layer_kinds(config: JsonObject) -> list[str]:
     """
     kind, name = config.get("model_type"), next((key for key in _LISTS if config.get(key)), None)
     if name is not None:
-        named = config[name]
-        layers = size(config, "num_hidden_layers", len(named))
+        named, layers = config[name], size(config, "num_hidden_layers")
         known = _OF_CLASS.get(kind or "", _USUAL)
-        if not isinstance(named, list | str) or len(named) != layers or {*named} - {*known}:
+        listed = isinstance(named, list | str) and all(isinstance(each, str) for each in named)
+        if not listed or len(named) != layers or {*named} - {*known}:
             allowed = f"{' or '.join(known)} for each of the {layers} layers"
             checks.refuse(config.name(name), named, allowed)
         return [known[each] for each in named]
@@ -76,10 +76,10 @@ def layer_kinds(config: JsonObject) -> list[str]:
             f"{config.where}: field 'layer_types' is missing; it names each layer's kind"
         )
     if kind == "llama4_text":
-        rotary = config.get("no_rope_layers")
+        rotary = config.entries("no_rope_layers") if config.get("no_rope_layers") else None
         every = size(config, "no_rope_layer_interval", _EVERY_FOURTH)
         rotary = rotary or [int(each % every != 0) for each in layers]
-        if not isinstance(rotary, list) or len(rotary) != len(layers) or {*rotary} - {0, 1}:
+        if len(rotary) != len(layers) or any(each not in (0, 1) for each in rotary):
             checks.refuse(config.name("no_rope_layers"), rotary, f"0 or 1 for {len(layers)} layers")
         return [WINDOW if each else FULL for each in rotary]
     if not _window_tokens(config):
@@ -225,7 +225,8 @@ def _indexer(config: JsonObject) -> dict[str, int]:
     for key in ("kv_lora_rank", "q_lora_rank"):
         size(config, key)
     skips = config.get("index_topk_freq", 1) != 1 or config.get("index_topk_pattern")
-    if skips or "shared" in (config.get("indexer_types") or ()):
+    types = config.entries("indexer_types") if config.get("indexer_types") else ()
+    if skips or any(each != "full" for each in types):
         raise InputError(
             f"{config.where}: layers share an indexer (index_topk_freq, index_topk_pattern or "
             "indexer_types), which is not modelled"

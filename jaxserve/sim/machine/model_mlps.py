@@ -65,11 +65,11 @@ def _dense_layers(config: JsonObject, layers: int) -> int:
     """Layers without experts: the first ones, the listed ones, or those between."""
     kind = config.get("model_type")
     if config.get("mlp_layer_types"):
-        return list(config["mlp_layer_types"]).count("dense")
+        return config.entries("mlp_layer_types").count("dense")
     if kind == "llama4_text":
         step = size(config, "interleave_moe_layer_step", 1)
         listed = config.get("moe_layers")
-        return layers - (layers // step if listed is None else len(listed))
+        return layers - (layers // step if listed is None else len(config.entries("moe_layers")))
     if kind == "jamba":
         every, first = (
             size(config, "expert_layer_period"),
@@ -77,7 +77,7 @@ def _dense_layers(config: JsonObject, layers: int) -> int:
         )
         return sum(each % every != first for each in range(layers))
     dense = size(config, "first_k_dense_replace", 0, low=0)
-    return dense + len(config.get("mlp_only_layers") or ())
+    return dense + (len(config.entries("mlp_only_layers")) if config.get("mlp_only_layers") else 0)
 
 
 def _shared(config: JsonObject, width: str) -> int:

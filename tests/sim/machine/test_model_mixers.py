@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS, sequence_kv, weights_bytes
 from jaxserve.sim.machine.models import load_model
+from tests.examples_drawn import MANY
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_models.json").read_text())["models"]
 THREE_DIGITS = 0.005
@@ -101,6 +106,27 @@ def test_what_is_not_modelled_is_refused(
     """By name, in a sentence."""
     with pytest.raises(InputError, match=message):
         own_model(tmp_path, published(name) | fields)
+
+
+_ODD = st.sampled_from(
+    [None, 0, -1, 1, 2.5, "x", "auto", [], [1], [[1]], ["full_attention"], {"a": 1}, True, 1e9]
+)
+_FIELDS = "layer_types no_rope_layers mlp_layer_types moe_layers hybrid_override_pattern model_type"
+
+
+@MANY
+@given(st.sampled_from(PUBLISHED), st.data())
+def test_odd_fields_are_refused_or_read(row: dict[str, Any], data: st.DataObject) -> None:
+    """A field with another type or value gives a sentence or a model, never a traceback."""
+    config = json.loads(json.dumps(row["config"]))
+    text = config.get("text_config", config)
+    text[data.draw(st.sampled_from([*text, *_FIELDS.split()]))] = data.draw(_ODD)
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(InputError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InputWarning)
+            (Path(folder) / "own.json").write_text(json.dumps(config))
+            model = load_model(str(Path(folder) / "own.json"))
+        assert model.kv_layers >= 1 and model.body_parameters > 0
 
 
 @pytest.mark.parametrize("field", ["hidden_size_per_layer_input", "num_kv_shared_layers"])
