@@ -37,6 +37,7 @@ _EVERY_FOURTH = 4
 """Period of full attention in Qwen3-Next, Qwen3.5 and Llama 4, where their config names none."""
 _NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MODEL_NUMBER = 2  # bytes, bf16
+_MOST = 100_000_000
 
 
 def size(config: JsonObject, key: str, default: int | None = None, low: int = 1) -> int:
@@ -44,9 +45,6 @@ def size(config: JsonObject, key: str, default: int | None = None, low: int = 1)
     if config.get(key) is None and default is not None:
         return default
     return config.whole(key, low, _MOST)
-
-
-_MOST = 100_000_000
 
 
 def layer_kinds(config: JsonObject) -> list[str]:

@@ -11,11 +11,38 @@ import pytest
 
 from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.stack import Stack, serve
 from tests.sim.machine.test_model_mixers import published
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxserve.errors.InputWarning")
 KINDS = {"qwen3-next-80b-a3b": 2, "glm-5": 8, "gemma-4-31b": 1, "gemma-3-27b": 1}
+
+PLAIN = {
+    "codellama-34b": (20.8835818, 5406299.05),
+    "deepseek-v3": (52.2070076, 749232.047),
+    "gpt-oss-120b": (20.556, 26436634.9),
+    "llama-2-70b": (36.5516481, 3136009.83),
+    "llama-2-7b": (15.5592967, 2080716.14),
+    "llama-3.1-70b": (36.627316, 3116758.63),
+    "llama-3.1-8b": (12.032, 8282616.58),
+    "mixtral-8x7b": (18.272, 8016304.58),
+    "qwen2.5-32b": (24.064, 4040884.29),
+    "qwen3-235b-a22b": (53.674, 2227336.37),
+    "qwen3-30b-a3b": (27.408, 5407403.05),
+    "qwen3-32b": (24.064, 4040910.29),
+}
+"""Milliseconds of an iteration, and KV tokens of the pool, from before other kinds were known."""
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_packaged_models_are_as_before(name: str) -> None:
+    """Other kinds of layers changed nothing for models without them."""
+    gpu, model = serve("h200-sxm-141gb", name, Stack(formats=("fp8", "fp8", "int4")))
+    load = {"decode_seqs": 64, "kv_tokens": 64 * 9000.0, "chunks": ((512, 3000),)}
+    found = 1e3 * CostModel.of(gpu, model, 8).iteration_s(**load)
+    pool = kv_capacity_tokens(gpu, model, 0, 1.0, False, 8)
+    assert (found, pool) == pytest.approx(PLAIN[name], rel=1e-7)
 
 
 def _cost(name: str, folder: Path) -> CostModel:
