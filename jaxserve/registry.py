@@ -152,7 +152,9 @@ def _resolve(
             "as trace"
         )
     context = load_model(spec.model).context_tokens
-    longest = longest_request_tokens(_pools(spec, deployment)[1], context)
+    longest = longest_request_tokens(
+        _pools(spec, deployment)[1], context, deployment.on_host().sequence_kv
+    )
     replay = None
     if trace is None:
         _check_longest(spec, longest)

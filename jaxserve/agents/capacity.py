@@ -78,7 +78,8 @@ def value_share(
     decode_gpus = jnp.where(split, jnp.maximum(gpus - prefill_gpus, 1e-3), gpus)
     rate_per_gpu = load.rate_rps / decode_gpus
     kv_tokens = env.deployment.kv_pool_tokens[tier, 0]
-    most = jnp.clip(kv_tokens / load.context_tokens, 1.0, ACTION_BOUNDS["batch_cap"].high)
+    each = env.deployment.kv_of(load.context_tokens)
+    most = jnp.clip(kv_tokens / each, 1.0, ACTION_BOUNDS["batch_cap"].high)
     plain = contract(env.table, jnp.int32(0), tier)
 
     def prefill_s(batch: jax.Array) -> jax.Array:

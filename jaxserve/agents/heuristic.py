@@ -275,7 +275,7 @@ class HeuristicPolicy:
         """int32: up to what the memory holds; additive increase, multiplicative decrease."""
         tier, drafting = memory.action.quantization_tier, (depth > 0).astype(jnp.int32)
         pool = env.deployment.kv_pool_tokens[tier, drafting]
-        ceiling = self.kv_overcommit * pool / memory.load.context_tokens
+        ceiling = self.kv_overcommit * pool / env.deployment.kv_of(memory.load.context_tokens)
         ceiling = jnp.minimum(ceiling, self._largest_batch(env, depth, tier))
         # A switch evicts as well, which says nothing about the batch.
         congested = (o.eviction_events > self.evictions_allowed) & (o.reconfiguring <= 0.0)

@@ -62,7 +62,9 @@ def reference_settings(deployment: Deployment) -> ReferenceSettings:
         link_bytes_per_s=1.0,
         front_end=ShiftedExponentialFrontEnd(d["frontend_s"], d["frontend_tail_s"]),
         scheduler=SchedulerSettings(
-            token_budget=round(d["token_budget"]), prefix_caching=bool(d["prefix_caching"])
+            token_budget=round(d["token_budget"]),
+            prefix_caching=bool(d["prefix_caching"]),
+            sequence_kv=deployment.on_host().sequence_kv,
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from jaxserve.cli.arguments import (
     TimeUnit,
     optional,
 )
-from jaxserve.errors import InputError
+from jaxserve.errors import InputError, InputWarning
 from jaxserve.show.outputs import check_output
 
 
@@ -89,6 +90,14 @@ def simulate_log(
     if frontend_ms is not None:
         checks.number("--frontend-ms", frontend_ms, 0, 3_600_000)
     engine = own_engine(table, hardware, model, tensor_parallel, profile)
+    if kv_tokens is not None and engine.sequence_kv is not None:
+        warnings.warn(
+            "--kv-tokens counts the tokens of layers that keep all of them; what vLLM says of a "
+            "model with windows or states is less, as its requests of --max-model-len also keep "
+            "those",
+            InputWarning,
+            stacklevel=1,
+        )
     by = own_log.ServedBy(
         kv_tokens=engine.kv_tokens(tier) if kv_tokens is None else kv_tokens,
         gpus=gpus,
@@ -99,6 +108,7 @@ def simulate_log(
         frontend_s=(frontend_ms or 0.0) / 1e3,
         concurrency=concurrency,
         context_tokens=engine.context_tokens,
+        sequence_kv=engine.sequence_kv,
     )
     engine.check_limits(by.batch_cap, by.token_budget, by.tier)
     with progress_bars() as progress:

@@ -59,6 +59,7 @@ def _in_closed_form(
         tier=option.tier,
         kv_tokens=option.kv_tokens(LARGEST_CAP, token_budget),
         token_budget=token_budget,
+        sequence_kv=option.sequence_kv,
     )
     ttft_s, tpot_s = played(sweep, cost, option, token_budget)
     return replace(
@@ -91,6 +92,7 @@ def played(
             token_budget=token_budget,
             tier=option.tier,
             concurrency=max(round(level), 1),
+            sequence_kv=option.sequence_kv,
         )
         log = simulate(equal, timer, by)
         ttft_s[row], tpot_s[row] = np.median(log["ttft_s"]), log["tpot_s"].mean()

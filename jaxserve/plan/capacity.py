@@ -63,7 +63,8 @@ def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
     """
     found: list[Limits] = []
     for budget in TOKEN_BUDGETS:
-        if option.kv_tokens(BATCH_CAPS[-1], budget) < inputs.model_length:
+        pool = option.kv_tokens(BATCH_CAPS[-1], budget)
+        if not option.holds(inputs.model_length, pool):
             continue
         loop, _ = _steady(option, inputs, _IN_FLIGHT, budget)
         inside = loop.tpot_s <= inputs.objective.tpot_s
@@ -100,7 +101,7 @@ def split_limits(option: EngineOption, inputs: PlanInputs) -> Limits | None:
     """
     prompt, output = mean_lengths(inputs)
     pool = option.kv_tokens(DEFAULT_CAP, SPLIT_BUDGET)
-    if pool < inputs.model_length:
+    if not option.holds(inputs.model_length, pool):
         return None
     running = _IN_FLIGHT[_IN_FLIGHT <= DEFAULT_CAP]
     depth, per_step = _drafted(option, running)
@@ -173,6 +174,7 @@ def _steady(
         tokens_per_step=per_step,
         kv_tokens=pool,
         token_budget=budget,
+        sequence_kv=option.sequence_kv,
     )
     return loop, depth
 

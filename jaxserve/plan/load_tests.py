@@ -329,6 +329,7 @@ def _check_times(sweep: Sweep, option: EngineOption, named: str) -> None:
             rows.output_tokens,
             tier=option.tier,
             kv_tokens=option.kv_tokens(512, 2048),
+            sequence_kv=option.sequence_kv,
         )
 
     usual = float(np.median(sweep.tpot_s / predict(sweep).tpot_s))

@@ -15,7 +15,12 @@ from jaxserve.sim.machine.acceptance import Drafts, profile_error
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, gpu_data, load_gpu
-from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
+from jaxserve.sim.machine.memory import (
+    SequenceKv,
+    kv_bytes_per_token,
+    kv_pool_bytes,
+    sequence_kv,
+)
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import Stack, load_engine, serve
 
@@ -104,6 +109,21 @@ class EngineOption:
         return doubt.with_error(
             profile_error(self.draft), "acceptance of drafts on other data sets"
         )
+
+    @property
+    def sequence_kv(self) -> SequenceKv | None:
+        """KV that a sequence holds beside that of its tokens; None for layers of one kind."""
+        return sequence_kv(self.machine[1], self.tensor_parallel)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether prompts that begin alike share KV; states are not shared."""
+        return self.sequence_kv is None or not self.sequence_kv.state_tokens
+
+    def holds(self, tokens: int, pool: float) -> bool:
+        """Whether a pool of so many tokens holds a sequence of ``tokens``."""
+        beside = self.sequence_kv.beside(tokens) if self.sequence_kv else 0
+        return pool >= tokens + beside
 
 
 @dataclass(frozen=True)
@@ -206,7 +226,7 @@ def _option(inputs: PlanInputs, layout: _Layout, draft: str | None) -> EngineOpt
     if option.drafts is not None and not option.drafts.depths[0]:
         return without("a draft takes longer than the tokens that it saves")
     pool = option.kv_tokens(1, 64)
-    if pool < inputs.model_length:
+    if not option.holds(inputs.model_length, pool):
         left = f"{pool:,} tokens" if pool else "nothing"
         return without(
             f"its memory leaves {left} for KV, and the longest request has "

@@ -261,6 +261,7 @@ class Player:
             by.batch_cap,
             by.token_budget,
             by.kv_tokens,
+            *(by.option.sequence_kv or ()),
             play.slices,
             play.slowdown,
             play.traffic_scale,
@@ -307,11 +308,12 @@ def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> S
         batch_cap=by.batch_cap,
         token_budget=by.token_budget,
         tier=by.option.tier,
-        prefix_caching=trace.blocks is not None,
+        prefix_caching=trace.blocks is not None and by.option.caches_prefixes,
         frontend_s=frontend_s,
         drafts=by.drafts,
         prefill_gpus=by.prefill,
         handover_s_per_token=by.option.handover_s_per_token,
+        sequence_kv=by.option.sequence_kv,
     )
 
 

@@ -71,6 +71,8 @@ def vllm_command(deployment: PlannedDeployment, model: str, model_length: int) -
         words += ["--quantization", "fp8"]
     if option.kv_format == "fp8":
         words += ["--kv-cache-dtype", "fp8"]
+    if not option.caches_prefixes:
+        words.append("--no-enable-prefix-caching")
     drafts = deployment.drafts
     if drafts is not None:
         config = {"method": "eagle", "model": _DRAFT, "num_speculative_tokens": drafts.deepest}
@@ -103,6 +105,8 @@ def sglang_command(deployment: PlannedDeployment, model: str, model_length: int)
         words += ["--quantization", "fp8"]
     if option.kv_format == "fp8":
         words += ["--kv-cache-dtype", "fp8_e4m3"]
+    if not option.caches_prefixes:
+        words.append("--disable-radix-cache")
     return [*words, "--host", "0.0.0.0", "--port", str(PORT)]
 
 

@@ -30,6 +30,8 @@ class TabulatedTimer:
         windowed = beyond is not None and beyond.window_layers
         self._window_share = beyond.window_layers / cost.layers if beyond and windowed else 0.0
         self._window_tokens = beyond.window_tokens if beyond and windowed else 0
+        self._mixers = None if beyond is None else beyond.mixers
+        self._state_share = self._mixers.state_layers / cost.layers if self._mixers else 0.0
 
     def iteration_s(
         self,
@@ -65,11 +67,9 @@ class TabulatedTimer:
                 + cost.draft_s_per_kv_token * kv_tokens
             )
         if prompt_tokens:
-            pairs = sum(self._pairs(chunk, prefix) for chunk, prefix in chunks)
+            pairs_s = sum(self._pairs_s(chunk, prefix) for chunk, prefix in chunks)
             total_s += cost.layers * (
-                cost.prefill_constant_s
-                + cost.prefill_s_per_token * prompt_tokens
-                + cost.prefill_s_per_pair * pairs
+                cost.prefill_constant_s + cost.prefill_s_per_token * prompt_tokens + pairs_s
             )
             if decode_seqs and (cost.mixed_share or cost.mixed_s_per_sequence):
                 total_s += float(cost.mixed_s(decode_seqs, kv_tokens))
@@ -81,16 +81,36 @@ class TabulatedTimer:
         cost = self._cost
         q = cost.attention_q
         schedule_s = (cost.attention_base_s + cost.attention_s_per_sequence * seqs) ** q
-        kernel_s = (schedule_s + (cost.kv_read_s_per_token * kv_tokens) ** q) ** (1 / q)
+
+        def kernel_s(read_s: float) -> float:
+            return (schedule_s + read_s**q) ** (1 / q)
+
+        mixers, read_s = self._mixers, cost.kv_read_s_per_token * kv_tokens
+        if mixers is not None:
+            read_s = mixers.read_s(cost.kv_read_s_per_token, seqs, kv_tokens)
+        full_s = mean_s = kernel_s(read_s)
         if self._window_share:
             near = min(kv_tokens, self._window_tokens * seqs)
-            window_s = (schedule_s + (cost.kv_read_s_per_token * near) ** q) ** (1 / q)
-            kernel_s += self._window_share * (window_s - kernel_s)
-        return cost.layers * (cost.attention_constant_s + kernel_s)
+            if mixers is not None:
+                near *= mixers.window_kv
+            mean_s += self._window_share * (kernel_s(cost.kv_read_s_per_token * near) - full_s)
+        if mixers is not None:
+            state_s = mixers.state_s_per_sequence * seqs
+            mean_s += self._state_share * (kernel_s(state_s) - full_s)
+        return cost.layers * (cost.attention_constant_s + mean_s)
 
-    def _pairs(self, chunk: int, prefix: int) -> float:
+    def _pairs_s(self, chunk: int, prefix: int) -> float:
+        mixers, each_s = self._mixers, self._cost.prefill_s_per_pair
         pairs = chunk * (prefix + 0.5 * chunk)
+        pairs_s = each_s * pairs
+        if mixers is not None:
+            pairs_s = mixers.pairs_s(each_s, chunk, pairs)
+        mean_s = pairs_s
         if self._window_share:
-            near = min(pairs, chunk * self._window_tokens)
-            pairs += self._window_share * (near - pairs)
-        return pairs
+            near_s = each_s * min(pairs, chunk * self._window_tokens)
+            if mixers is not None:
+                near_s *= mixers.window_width
+            mean_s += self._window_share * (near_s - pairs_s)
+        if mixers is not None:
+            mean_s += self._state_share * (mixers.state_s_per_token * chunk - pairs_s)
+        return mean_s

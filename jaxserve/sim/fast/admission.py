@@ -27,7 +27,6 @@ from jaxserve.sim.fast.tick_state import (
 from jaxserve.sim.fast.timing import alive_share, chunks, held_s
 from jaxserve.sim.fast.waiting_times import Wait, blocked_wait, either_wait
 from jaxserve.sim.machine.deployment import Deployment
-from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.traffic.workload import TrafficClasses
 
 
@@ -160,7 +159,7 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
         # its variance is N / 2, and KV's is sum N (kv^2 / 2 + var(prompt) + output^2 / 4).
         completed = queues.running * progress * alive_share(progress)
         growth = plan.decode_tokens * classes.output_growth
-        kv_flow = add_up(completed * (each + BLOCK_SLACK_TOKENS - growth))
+        kv_flow = add_up(completed * (each + plan.work.slack_tokens - growth))
         slot_variance = 0.5 * add_up(queues.running)
         spread = prompt_variance + 0.25 * plan.decode_tokens**2
         kv_variance = add_up(queues.running * (0.5 * each**2 + spread))
@@ -170,7 +169,7 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
         _, step = advance(lifetimes, ages, progress)
         completed = step.completed
         prompt = each - life * age_sum(lifetimes, ages) / jnp.maximum(queues.running, TINY)
-        left = completed * (prompt + BLOCK_SLACK_TOKENS) + life * step.completed_age
+        left = completed * (prompt + plan.work.slack_tokens) + life * step.completed_age
         kv_flow = add_up(left - life * progress * step.alive)
         variance = still_random(lifetimes, ages)
         held = prompt[:, None] + life[:, None] * ages_of(lifetimes, ages)
@@ -349,12 +348,12 @@ def _decoding_share(
 def _held_kv(work: PromptWork, queues: Queues) -> jax.Array:
     """float32[...]: KV tokens of the blocks that running sequences hold."""
     held = distinct_kv(work, queues.context, queues.running)
-    return add_up(held + BLOCK_SLACK_TOKENS * queues.running)
+    return add_up(held + work.slack_tokens * queues.running)
 
 
 def _prompt_kv(work: PromptWork, classes: TrafficClasses) -> jax.Array:
     """float32[F, ...]: KV tokens of the blocks that a prompt takes."""
-    return distinct_kv(work, classes.prompt_tokens, jnp.float32(1.0)) + BLOCK_SLACK_TOKENS
+    return distinct_kv(work, classes.prompt_tokens, jnp.float32(1.0)) + work.slack_tokens
 
 
 @staged
@@ -383,7 +382,7 @@ def readmit(
     # All classes come back at one share: the least of 1, slots / sequences, KV / their KV and
     # prefill seconds / seconds of recomputing it.
     recompute_s = queues.recompute_context * (own_s / classes.prompt_tokens)
-    blocks = queues.preempted_context + BLOCK_SLACK_TOKENS * queues.preempted
+    blocks = queues.preempted_context + plan.work.slack_tokens * queues.preempted
     share = jnp.minimum(
         jnp.minimum(1.0, room.slots / jnp.maximum(add_up(queues.preempted), TINY)),
         jnp.minimum(
@@ -427,7 +426,7 @@ def joining_share(
 
     Colocated requests all do; in a split the others wait for room on a decoding GPU.
     """
-    blocks = add_up(admitted * (classes.prompt_tokens + BLOCK_SLACK_TOKENS))
+    blocks = add_up(admitted * (classes.prompt_tokens + plan.work.slack_tokens))
     need = jnp.stack([add_up(admitted), blocks])
     fits = jnp.clip(admission.join_room / jnp.maximum(need, TINY), 0.0, 1.0)
     return jnp.where(plan.split, jnp.minimum(fits[0], fits[1]), 1.0)

@@ -48,7 +48,7 @@ def evictions(
     running, context = queues.running, queues.context
     # KV in use beyond the pool: used = context + half a block of slack for each sequence (vLLM's
     # paged blocks, Kwon et al., SOSP 2023). A restart takes all KV of its share of the GPUs.
-    used = distinct_kv(plan.work, context, running) + BLOCK_SLACK_TOKENS * running
+    used = distinct_kv(plan.work, context, running) + plan.work.slack_tokens * running
     share = _last_groups_share(plan.group, used, add_up(used) - plan.kv_tokens)
     beyond = share * used
     share = jnp.minimum(share + jnp.where(first_tick, plan.restarted, 0.0), 1.0)
@@ -67,7 +67,7 @@ def evictions(
     newest = jnp.minimum(newest, 1.0 - share)
     held = jnp.minimum(running * classes.prompt_tokens, context)
     if classes.output_ages is not None and queues.ages is not None:
-        pushed = newest * (held + BLOCK_SLACK_TOKENS * running)
+        pushed = newest * (held + plan.work.slack_tokens * running)
         restarted = jnp.where(first_tick, plan.restarted, 0.0)
         return _evict_by_age(plan, classes, queues, queues.ages, beyond + pushed, restarted)
     return Eviction(count=(share + newest) * running, context=share * context + newest * held)
@@ -89,7 +89,10 @@ def _evict_by_age(
     outputs = add_up(ages.running * decoded, axis=1)
     prompt = jnp.maximum(queues.context - outputs, 0.0) / jnp.maximum(queues.running, TINY)
     each = prompt[:, None] + decoded
-    taken = take_newest(ages.running * (each + BLOCK_SLACK_TOKENS), kv_tokens)
+    slack: float | jax.Array = BLOCK_SLACK_TOKENS
+    if plan.work.beside_kv is not None:
+        slack = slack + plan.work.beside_kv[:, None]
+    taken = take_newest(ages.running * (each + slack), kv_tokens)
     by_age = ages.running * (taken + (1.0 - taken) * restarted)
     return Eviction(
         count=jnp.minimum(add_up(by_age, axis=1), queues.running),

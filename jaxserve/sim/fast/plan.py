@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxserve.arrays.batching import add_up
 from jaxserve.sim.fast.prompt_work import (
     added_rows,
     alone_seconds,
@@ -18,6 +19,7 @@ from jaxserve.sim.fast.prompt_work import (
 from jaxserve.sim.fast.state import SimState
 from jaxserve.sim.fast.tick_state import PromptWork, WindowPlan
 from jaxserve.sim.machine.deployment import Deployment
+from jaxserve.sim.machine.memory import SequenceKv
 from jaxserve.sim.table.lookup import LatencyTable, WindowTable, contract
 from jaxserve.sim.traffic.workload import Arrivals, TrafficClasses
 from jaxserve.types import ServeAction
@@ -53,6 +55,9 @@ def plan_window(
     pool_tokens = _kv_pool(deployment.kv_pool_tokens, tier, action)
     pool = action.kv_budget_fraction * pool_tokens
     work = _prompts(state, classes, window_table, deployment, capacity, pool)
+    if deployment.sequence_kv is not None:
+        beside = _beside_kv(deployment.sequence_kv, classes)
+        work = dataclasses.replace(work, beside_kv=beside)
     group = jnp.where(action.priority_routing > 0, classes.priority, 0)
     return WindowPlan(
         table=window_table,
@@ -73,7 +78,9 @@ def plan_window(
         preempted_weight=jnp.where(split, classes.delay_weight, 1.0),
         kv_transfer_s=jnp.where(
             split,
-            classes.delay_weight * classes.prompt_tokens * deployment.kv_transfer_s_per_token,
+            classes.delay_weight
+            * deployment.kv_of(classes.prompt_tokens)
+            * deployment.kv_transfer_s_per_token,
             0.0,
         ),
         # A prompt's KV reaches a decoding GPU in the middle of one of its steps.
@@ -177,6 +184,9 @@ def _prompts(
         prefilling = jnp.where(
             capacity.split, state.prefill_gpus, deployment.num_gpus.astype(jnp.int32)
         )
+        if deployment.sequence_kv is not None:
+            taken = add_up(_beside_kv(deployment.sequence_kv, classes) * state.queues.running)
+            pool = jnp.maximum(pool - taken / capacity.decode_gpus, 0.0)
         found, shared = found_prefixes(
             classes.reuse, state.queues, prefilling, capacity.decode_gpus, pool
         )
@@ -188,6 +198,12 @@ def _prompts(
     if classes.output_ages is not None:
         work = dataclasses.replace(work, seconds=second_shares(table, work))
     return work
+
+
+def _beside_kv(sequence: SequenceKv, classes: TrafficClasses) -> jax.Array:
+    """float32[F], see ``PromptWork``: at the mean context of a running sequence."""
+    generated = classes.output_growth * classes.output_tokens
+    return sequence.beside(classes.prompt_tokens + generated)
 
 
 def accepted_moments(tokens_per_step: jax.Array, depth: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxserve.arrays.batching import add_up
 from jaxserve.sim.fast.waiting_times import PrefillTally, Wait, WaitTally, empty_prefills
 from jaxserve.sim.machine.deployment import Deployment
+from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.table.lookup import WindowTable
 from jaxserve.sim.traffic.workload import TrafficClasses
 
@@ -41,6 +42,17 @@ class PromptWork:
     seconds: jax.Array | None = None
     """float32[3, F], prefill seconds of a short, a middle and a long prompt as shares of the mean,
     see ``jaxserve.sim.fast.prompt_work.second_shares``; None without output ages."""
+    beside_kv: jax.Array | None = None
+    """float32[F], KV of a running sequence beside that of its tokens, at its mean context; None for
+    a model whose layers are of one kind."""
+
+    @property
+    def slack_tokens(self) -> jax.Array | float:
+        """KV that a sequence holds more than that of its tokens: what its last block leaves empty,
+        and ``beside_kv``."""
+        if self.beside_kv is None:
+            return BLOCK_SLACK_TOKENS
+        return BLOCK_SLACK_TOKENS + self.beside_kv
 
 
 @jax.tree_util.register_dataclass

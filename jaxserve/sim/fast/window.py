@@ -179,6 +179,9 @@ def _metrics(
         jnp.maximum(add_up(queues.running), TINY) * jnp.maximum(action.speculation_depth, 1)
     )
     iterations = (tally, itl_s, plan.prefill_gpus, plan.split)
+    held = distinct_kv(plan.work, queues.context, queues.running)
+    if plan.work.beside_kv is not None:
+        held = held + plan.work.beside_kv * queues.running
     return WindowMetrics(
         arrivals=arrived,
         completed=tally.completed,
@@ -202,7 +205,7 @@ def _metrics(
         energy_j=energy_j,
         cost_usd=deployment.cost_usd(window_s, energy_j),
         kv_occupancy=jnp.clip(
-            add_up(distinct_kv(plan.work, queues.context, queues.running)) / plan.kv_tokens,
+            add_up(held) / plan.kv_tokens,
             0.0,
             1.0,
         ),

@@ -29,7 +29,7 @@ from jaxserve.sim.fit.plausible import check_plausible
 from jaxserve.sim.fit.sweep import Sweep, read_sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel, load_gpu
-from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.memory import kv_capacity_tokens, sequence_kv
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
@@ -278,6 +278,7 @@ def _predictor(
             rows.output_tokens,
             tier=engine.tier,
             kv_tokens=kv_tokens,
+            sequence_kv=sequence_kv(model, engine.tensor_parallel),
             token_budget=engine.token_budget,
         )
 

@@ -46,11 +46,8 @@ def dense_constants(gpu: Gpu, model: LlmModel, tp: int) -> dict[str, Any]:
         "elementwise_s_per_token": gpu.elementwise_s_per_token
         * model.elementwise_bytes_per_token(tp)
         / _REFERENCE.elementwise_bytes_per_token(),
-        "allreduce_s": 2 * model.layers * gpu.link_latency_s
-        if tp > 1 and measured is None
-        else 0.0,
-        "allreduce_s_per_token": 2
-        * model.layers
+        "allreduce_s": model.sublayers * gpu.link_latency_s if tp > 1 and measured is None else 0.0,
+        "allreduce_s_per_token": model.sublayers
         * ring_bytes_share
         * (2 * model.hidden)
         / gpu.link_bytes_per_s,
@@ -86,8 +83,10 @@ def served_constants(
     pp, share = model.pipeline_parallel, model.kv_share(tp) * model.pipeline_parallel
     body = model.body_parameters / tp
     if model.attention_data_parallel:
-        body += (1 - 1 / tp) * model.layers * model.attention_parameters
-    kv_s = model.kv_bytes_per_token_layer * share / (bandwidth * attention.bandwidth_efficiency)
+        body += (1 - 1 / tp) * model.mixer_parameters
+    # The indexer's keys are read apart, see ``OtherMixers``.
+    kv_bytes = model.kv_bytes_per_token_layer - model.index_bytes_per_token_layer
+    kv_s = kv_bytes * share / (bandwidth * attention.bandwidth_efficiency)
     heads_s = dense["attention_s_per_sequence"]
     if model.attention_data_parallel:
         heads_s = attention.per_sequence_s * model.kv_heads / tp / _REFERENCE.kv_heads

@@ -30,6 +30,7 @@ from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_constants import dense_constants, served_constants
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel
 from jaxserve.sim.machine.moe_terms import Beyond
+from jaxserve.sim.machine.other_mixers import OtherMixers
 from jaxserve.sim.machine.stack import ServedGpu
 
 # Prefill progresses by at least this share of the token budget per iteration, even where verified
@@ -140,9 +141,11 @@ class CostModel:
                 (largest, factor * fixed_s, factor * per_token_s)
                 for largest, fixed_s, per_token_s in self.beyond.collectives
             )
-            changed["beyond"] = dataclasses.replace(
-                self.beyond, collectives=lines, **_longer(self.beyond, factor)
-            )
+            longer = _longer(self.beyond, factor)
+            if self.beyond.mixers is not None:
+                mixers = _longer(self.beyond.mixers, factor)
+                longer["mixers"] = dataclasses.replace(self.beyond.mixers, **mixers)
+            changed["beyond"] = dataclasses.replace(self.beyond, collectives=lines, **longer)
         return dataclasses.replace(self, **changed)
 
     @classmethod
@@ -178,6 +181,8 @@ class CostModel:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form that ``from_dict`` reads back exactly."""
         data = dataclasses.asdict(self)
+        if self.beyond is not None and self.beyond.mixers is None:
+            del data["beyond"]["mixers"]
         absent = [name for name in _OPTIONAL if not data[name]]
         return {name: value for name, value in data.items() if name not in absent}
 
@@ -237,25 +242,46 @@ class CostModel:
         attention tile, so neither term depends on the depth.
         """
         seqs, kv_tokens = np.asarray(seqs, np.float64), np.asarray(kv_tokens, np.float64)
-        q = self.attention_q
+        q, beyond = self.attention_q, self.beyond
         schedule_s = self.attention_base_s + self.attention_s_per_sequence * seqs
-        kernel_s = (schedule_s**q + (self.kv_read_s_per_token * kv_tokens) ** q) ** (1 / q)
-        if self.beyond is not None and self.beyond.window_layers:
-            near = np.minimum(kv_tokens, self.beyond.window_tokens * seqs)
-            window_s = (schedule_s**q + (self.kv_read_s_per_token * near) ** q) ** (1 / q)
-            share = self.beyond.window_layers / self.layers
-            kernel_s = kernel_s + share * (window_s - kernel_s)
-        return np.where(seqs > 0, self.layers * (self.attention_constant_s + kernel_s), 0.0)
+
+        def kernel_s(read_s: np.ndarray) -> np.ndarray:
+            return (schedule_s**q + read_s**q) ** (1 / q)
+
+        mixers = None if beyond is None else beyond.mixers
+        read_s = self.kv_read_s_per_token * kv_tokens
+        if mixers is not None:
+            read_s = mixers.read_s(self.kv_read_s_per_token, seqs, kv_tokens)
+        full_s = mean_s = kernel_s(read_s)
+        if beyond is not None and beyond.window_layers:
+            near = np.minimum(kv_tokens, beyond.window_tokens * seqs)
+            if mixers is not None:
+                near = mixers.window_kv * near
+            share = beyond.window_layers / self.layers
+            mean_s = full_s + share * (kernel_s(self.kv_read_s_per_token * near) - full_s)
+        if mixers is not None:
+            share = mixers.state_layers / self.layers
+            mean_s = mean_s + share * (kernel_s(mixers.state_s_per_sequence * seqs) - full_s)
+        return np.where(seqs > 0, self.layers * (self.attention_constant_s + mean_s), 0.0)
 
     def prefill_attention_s(self, chunk: ArrayLike, prefix: ArrayLike) -> np.ndarray:
         """Part of t_pre that one chunk adds: causal among itself, full over its prefix."""
         chunk, prefix = np.asarray(chunk, np.float64), np.asarray(prefix, np.float64)
-        pairs = chunk * prefix + chunk * chunk / 2
-        if self.beyond is not None and self.beyond.window_layers:
-            share = self.beyond.window_layers / self.layers
-            near = np.minimum(pairs, chunk * self.beyond.window_tokens)
-            pairs = pairs + share * (near - pairs)
-        return self.layers * (self.prefill_s_per_token * chunk + self.prefill_s_per_pair * pairs)
+        beyond, pairs = self.beyond, chunk * prefix + chunk * chunk / 2
+        mixers = None if beyond is None else beyond.mixers
+        pairs_s = self.prefill_s_per_pair * pairs
+        if mixers is not None:
+            pairs_s = mixers.pairs_s(self.prefill_s_per_pair, chunk, pairs)
+        mean_s = pairs_s
+        if beyond is not None and beyond.window_layers:
+            near_s = self.prefill_s_per_pair * np.minimum(pairs, chunk * beyond.window_tokens)
+            if mixers is not None:
+                near_s = mixers.window_width * near_s
+            mean_s = pairs_s + beyond.window_layers / self.layers * (near_s - pairs_s)
+        if mixers is not None:
+            states_s = mixers.state_s_per_token * chunk
+            mean_s = mean_s + mixers.state_layers / self.layers * (states_s - pairs_s)
+        return self.layers * (self.prefill_s_per_token * chunk + mean_s)
 
     def mixed_s(self, seqs: ArrayLike, kv_tokens: ArrayLike) -> np.ndarray:
         """t_mixed: what decode attention takes longer where prompts share the iteration."""
@@ -477,7 +503,7 @@ _OPTIONAL = ("beyond", "mixed_share", "mixed_s_per_sequence")
 _DIVISORS = ("linear_p", "attention_q", "draft_flat_depth")
 
 
-def _longer(constants: CostModel | Beyond, factor: float) -> dict[str, Any]:
+def _longer(constants: CostModel | Beyond | OtherMixers, factor: float) -> dict[str, Any]:
     """Fields in seconds or seconds per unit, multiplied, by name."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(constants):

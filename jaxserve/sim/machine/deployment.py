@@ -18,10 +18,13 @@ from jaxserve.sim.machine.energy import (
 )
 from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel
 from jaxserve.sim.machine.memory import (
+    SequenceKv,
     activation_bytes,
+    check_prefix_caching,
     draft_bytes,
     kv_bytes_per_token,
     kv_pool_bytes,
+    sequence_kv,
     weights_bytes,
 )
 from jaxserve.sim.machine.stack import Stack
@@ -89,6 +92,12 @@ class Deployment:
     """float32, US dollars per GPU second."""
     usd_per_joule: jax.Array
     """float32, US dollars per joule of electricity."""
+    sequence_kv: SequenceKv | None = None
+    """float32 each, KV of a sequence beside that of its tokens; None for layers of one kind."""
+
+    def kv_of(self, context: jax.Array) -> jax.Array:
+        """KV of a sequence of ``context`` tokens, in tokens of the pool."""
+        return context if self.sequence_kv is None else context + self.sequence_kv.beside(context)
 
     def energy_j(self, seconds: float | jax.Array, work_j: float | jax.Array) -> jax.Array:
         """Joules of all GPUs: idle power and ``work_j``, at most the power limit."""
@@ -141,9 +150,11 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
     price those of the group.
 
     Raises:
-      InputError: the model does not fit.
+      InputError: the model does not fit, or its states cannot be found by prompts that begin alike.
     """
     tp = settings.tensor_parallel
+    sequence = sequence_kv(model, tp)
+    check_prefix_caching(settings.prefix_caching, sequence)
     group = tp * model.pipeline_parallel
     engine = replace(
         EngineSettings(),
@@ -198,4 +209,5 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
         joule_per_kv_token=on_device(model.kv_bytes_per_token * gpu.joules_per_byte),
         usd_per_gpu_s=on_device(gpu.price_usd_per_hour * group / SECONDS_PER_HOUR),
         usd_per_joule=on_device(gpu.electricity_usd_per_kwh / JOULES_PER_KWH),
+        sequence_kv=None if sequence is None else SequenceKv(*map(on_device, sequence)),
     )

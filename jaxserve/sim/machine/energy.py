@@ -30,7 +30,8 @@ def iteration_flops(
       attended_pairs: (query, key) pairs of all attention, in each layer.
     """
     rate = gpu.linear[tier].flops_per_s / gpu.linear[0].flops_per_s
-    attention = 4 * model.layers * model.attention_width * attended_pairs
+    states = model.linear.layers if isinstance(model, LargeModel) and model.linear else 0
+    attention = 4 * (model.layers - states) * model.attention_width * attended_pairs
     body = 2 * model.active_parameters * tokens / rate
     return body + 2 * model.head_parameters * logits_rows + attention
 

@@ -181,6 +181,11 @@ class LlmModel:
         return self.heads * self.head_dim
 
     @property
+    def sublayers(self) -> int:
+        """Attentions and MLPs, each of which ends in an all-reduce."""
+        return 2 * self.layers
+
+    @property
     def layer_parameters(self) -> int:
         """Matrix parameters of one layer: q, k, v, o projections and the three MLP matrices."""
         return self.attention_parameters + 3 * self.hidden * self.intermediate

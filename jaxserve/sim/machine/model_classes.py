@@ -75,6 +75,8 @@ def _class_of(text: Mapping[str, Any], config: Mapping[str, Any], nested: bool) 
         named = [*(text.get("architectures") or ()), *(config.get("architectures") or ())]
         found = (k for k, v in _classes()["classes"].items() if v.get("architecture") in named)
         kind = next(found, None)
+    elif not isinstance(kind, str):
+        checks.refuse("model_type", kind, "a name")
     return _classes()["text_of"].get(kind, kind)
 
 
@@ -86,10 +88,12 @@ def _with_defaults(
     for names in (EXPERT_COUNTS, EXPERTS_PER_TOKEN):
         if any(text.get(name) is not None for name in names):
             defaults = {key: value for key, value in defaults.items() if key not in names}
-    if "layer_types" not in text and "sliding_window_pattern" in known:
+    if not text.get("layer_types") and "sliding_window_pattern" in known:
         defaults["sliding_window_pattern"] = known["sliding_window_pattern"]
+    text = {**text, "model_type": kind}
     taken = {key: value for key, value in defaults.items() if key not in text}
-    sizes = {key: value for key, value in taken.items() if key in _SIZES}
+    latent = ("head_dim",) if text.get("kv_lora_rank") else ()  # heads have widths of their own
+    sizes = {key: value for key, value in taken.items() if key in _SIZES and key not in latent}
     if sizes:
         said = ", ".join(f"{key} {value}" for key, value in sizes.items())
         warnings.warn(
@@ -113,6 +117,14 @@ _SIZES = (
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
     "n_shared_experts",
+    "shared_intermediate_size",
+    "intermediate_size_mlp",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "mamba_n_heads",
+    "mamba_num_heads",
+    "mamba_d_state",
+    "ssm_state_size",
 )
 """Fields whose default changes the size of the model."""
 

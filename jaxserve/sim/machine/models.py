@@ -1,6 +1,7 @@
 """Models by name: those of ``data/models``, whose files say where sizes come from, and the user's
 own."""
 
+import warnings
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, load_json
-from jaxserve.errors import InputError
-from jaxserve.sim.machine.architecture import is_large, large_model
+from jaxserve.errors import InputError, InputWarning
+from jaxserve.sim.machine.architecture import LargeModel, is_large, large_model
 from jaxserve.sim.machine.hardware import LlmModel
 from jaxserve.sim.machine.model_config import own_architecture
 
@@ -41,7 +42,27 @@ def load_model(name: str) -> LlmModel:
         if field.name not in values and field.default is MISSING:
             values[field.name] = sizes.whole(field.name, 1)
     dense = LlmModel(**values)
-    return large_model(dense, sizes) if is_large(sizes) else dense
+    if not is_large(sizes):
+        return dense
+    model = large_model(dense, sizes)
+    _warn_of_assumptions(model)
+    return model
+
+
+def _warn_of_assumptions(model: LargeModel) -> None:
+    """Says which times of a model rest on no measurement."""
+    unmeasured = []
+    if model.linear is not None:
+        unmeasured.append(f"{model.linear.layers} layers with a state (drafts hold none)")
+    if model.sparse is not None:
+        unmeasured.append(f"attention to {model.sparse.tokens} selected tokens and its indexer")
+    if unmeasured:
+        warnings.warn(
+            f"model {model.name}: times of {' and '.join(unmeasured)} are an assumption, no "
+            "measured kernel: their bytes and operations at the rates of full attention",
+            InputWarning,
+            stacklevel=1,  # one place, so that a command says it once
+        )
 
 
 def _own_name(path: Path) -> str:

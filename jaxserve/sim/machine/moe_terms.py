@@ -1,6 +1,6 @@
 """Terms of an iteration that a dense model on one GPU has none of: collectives, experts, windows.
 
-    t_all-reduce = 2 L (fixed + bytes / rate of the algorithm that their size chooses)
+    t_all-reduce = sublayers (fixed + bytes / rate of the algorithm that their size chooses)
     t_experts    = Le c + [(touched(m) We)^p + (m ae)^p]^(1/p)
     touched(m)   = 1 - (1 - k / E)^(m^z)
 
@@ -24,6 +24,7 @@ from jaxserve import checks
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.collectives import AllReduce
 from jaxserve.sim.machine.hardware import LlmModel
+from jaxserve.sim.machine.other_mixers import OtherMixers
 from jaxserve.sim.machine.stack import ServedGpu
 
 # A layer of a group that attends for sequences of its own sends tokens to their experts and back.
@@ -64,6 +65,8 @@ class Beyond:
     """most tokens of an iteration with prompt tokens that is a recorded graph."""
     sequence_s: float = 0.0
     """seconds for each sequence that an iteration gives a token."""
+    mixers: OtherMixers | None = None
+    """layers with states and indexers; None without."""
 
     @classmethod
     def of(cls, gpu: ServedGpu, model: LargeModel, tensor_parallel: int) -> Beyond:
@@ -94,13 +97,15 @@ class Beyond:
             + gpu.engine.eager_expert_layer_s * model.expert_layers,
             captured_tokens=gpu.engine.captured_tokens,
             sequence_s=gpu.engine.sequence_s / pp,
+            mixers=OtherMixers.of(gpu, model, tp),
         )
 
     @property
     def links_only(self) -> bool:
         """Whether collectives are the only terms that add anything."""
         engine_s = self.eager_s + self.sequence_s
-        return self.missed_share == 1 and not self.window_layers and not engine_s
+        mixers = self.window_layers or self.mixers is not None
+        return self.missed_share == 1 and not mixers and not engine_s
 
     @classmethod
     def of_links(cls, all_reduce: AllReduce, model: LlmModel, tensor_parallel: int) -> Beyond:
@@ -134,10 +139,6 @@ class Beyond:
             total_s = total_s + self.expert_constant_s + (read_s**p + arithmetic_s**p) ** (1 / p)
         return total_s
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form that ``from_dict`` reads back exactly."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_dict(cls, fields: checks.JsonObject) -> Beyond:
         """Inverse of ``to_dict``, also after a round trip through JSON.
@@ -152,6 +153,9 @@ class Beyond:
                 values["collectives"] = tuple(
                     _line(name, line) for line in fields.entries("collectives")
                 )
+            elif field.name == "mixers":
+                if field.name in fields:
+                    values[field.name] = OtherMixers.from_dict(fields.inside(field.name))
             elif field.type == "float":
                 known = field.default is not dataclasses.MISSING
                 default = field.default if known else checks.MISSING
@@ -181,10 +185,10 @@ def _collectives(
 def _all_reduces(
     all_reduce: AllReduce, model: LlmModel, tensor_parallel: int
 ) -> tuple[tuple[float, float, float], ...]:
-    """Number of all-reduces in an iteration, two of each layer."""
+    """Lines of all all-reduces of an iteration, one of each sublayer."""
     share = 1 / model.pipeline_parallel
     lines = all_reduce.lines(tensor_parallel, _SENT_BYTES * model.hidden)
-    count = 2 * model.layers
+    count = model.sublayers
     return tuple(
         (0.0 if largest == float("inf") else largest / share, count * fixed_s, count * each * share)
         for largest, fixed_s, each in lines

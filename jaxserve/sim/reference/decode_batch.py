@@ -6,17 +6,18 @@ import numpy as np
 
 from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.reference.request import Request
+from jaxserve.sim.reference.settings import SchedulerSettings
 
 
 class DecodeBatch:
     """Sequences in the order in which they were admitted; row i of every array is sequence i."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
         self.sequences: list[Request] = []
         """the requests of the rows."""
         self.kv_tokens = 0
         """KV tokens of all rows."""
-        self._block_tokens = block_tokens
+        self._settings = settings
         self._context = np.zeros(64, np.int64)  # KV tokens held
         self._remaining = np.zeros(64, np.int64)  # output tokens to come
         self._blocks = np.zeros(64, np.int64)  # KV blocks held
@@ -54,7 +55,10 @@ class DecodeBatch:
         """
         row = self.sequences.index(request)
         request.generated = request.output_tokens - int(self._remaining[row])
-        blocks, full = int(self._blocks[row]), int(self._context[row]) // self._block_tokens
+        blocks, full = (
+            int(self._blocks[row]),
+            int(self._context[row]) // self._settings.block_tokens,
+        )
         self._drop(np.array([row]))
         return row, blocks, full
 
@@ -69,8 +73,7 @@ class DecodeBatch:
 
         A sequence keeps blocks for drafts that were rejected.
         """
-        size = self._block_tokens
-        needed = (self._context[start:stop] + (positions + size - 1)) // size
+        needed = self._settings.blocks(self._context[start:stop] + positions)
         return np.maximum(needed - self._blocks[start:stop], 0)
 
     def grow(self, start: int, blocks: np.ndarray) -> None:

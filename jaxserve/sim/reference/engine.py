@@ -56,7 +56,7 @@ class Engine:
         """requests routed here that are not running."""
         self.prefilling: list[Request] = []
         """admitted, part of the prompt still to compute; oldest first."""
-        self.decoding = DecodeBatch(settings.block_tokens)
+        self.decoding = DecodeBatch(settings)
         """running sequences whose prompt is computed."""
         self.held: list[Request] = []
         """prefilled sequences whose KV waits here for a decoding GPU."""
@@ -219,7 +219,7 @@ class Engine:
         return self.knobs.kv_capacity_tokens // self.settings.block_tokens
 
     def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.settings.block_tokens)
+        return int(self.settings.blocks(tokens))
 
     def _compose(self, now: float) -> bool:
         """Chooses what the next iteration computes; True if that took preemption."""

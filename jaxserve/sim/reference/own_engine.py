@@ -11,8 +11,8 @@ from jaxserve.errors import InputError
 from jaxserve.sim.fit.kernel_files import read_kernels
 from jaxserve.sim.fit.layer_profile import ProfileTimer
 from jaxserve.sim.machine.architecture import LargeModel
-from jaxserve.sim.machine.cost_model import IterationTimer
-from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.cost_model import CostModel, IterationTimer
+from jaxserve.sim.machine.memory import SequenceKv, kv_capacity_tokens, sequence_kv
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import Stack, load_engine, serve
 from jaxserve.sim.reference.settings import SchedulerSettings
@@ -77,6 +77,27 @@ class OwnEngine:
             raise InputError("name --kv-tokens, which the engine says at its start, or --hardware")
         served = serve(self.hardware, self.model, self.stack)
         return int(kv_capacity_tokens(*served, tier, 1.0, False, self.tensor_parallel))
+
+    @property
+    def sequence_kv(self) -> SequenceKv | None:
+        """KV of a sequence beside its tokens'; None for layers of one kind.
+
+        Raises:
+          InputError: the model, known to the latency table alone, has layers of several kinds.
+        """
+        try:
+            model = load_model(self.model)
+            if isinstance(model, LargeModel) and self.hardware is not None:
+                _, model = serve(self.hardware, self.model, self.stack)
+        except InputError:
+            beyond = self.timer.beyond if isinstance(self.timer, CostModel) else None
+            if beyond is not None and (beyond.window_layers or beyond.mixers is not None):
+                raise InputError(
+                    f"{self.model} has layers of several kinds, whose KV only its file tells; name "
+                    "the file as --model"
+                ) from None
+            return None
+        return sequence_kv(model, self.tensor_parallel)
 
     def check_limits(self, batch_cap: int, token_budget: int, tier: int) -> None:
         """Refuses settings of which a layer profile says nothing.

@@ -14,6 +14,7 @@ from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.machine.acceptance import Drafts, tokens_per_step
 from jaxserve.sim.machine.cost_model import IterationTimer
+from jaxserve.sim.machine.memory import SequenceKv, check_prefix_caching
 from jaxserve.sim.reference.settings import (
     Knobs,
     ReferenceSettings,
@@ -65,9 +66,12 @@ class ServedBy:
     """engines that only prefill, the others then only decode; 0 where every engine does both."""
     handover_s_per_token: float = 0.0
     """seconds that the KV of a token takes from a prefilling engine to a decoding one."""
+    sequence_kv: SequenceKv | None = None
+    """KV that a sequence holds beside that of its tokens; None for layers of one kind."""
 
     def __post_init__(self) -> None:
         checks.whole("kv_tokens", self.kv_tokens, 1, 1e9)
+        check_prefix_caching(self.prefix_caching, self.sequence_kv)
         checks.whole("gpus", self.gpus, 1, MAX_ENGINES)
         checks.whole("batch_cap", self.batch_cap, 1, 65_536)
         checks.whole("token_budget", self.token_budget, 1, 1e6)
@@ -126,6 +130,7 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
                 token_budget=by.token_budget,
                 prefix_caching=by.prefix_caching,
                 depths=() if drafts is None else drafts.depths,
+                sequence_kv=by.sequence_kv,
             ),
         ),
         timer,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxserve import checks
 from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.machine.hardware import EngineSettings
-from jaxserve.sim.machine.memory import BLOCK_TOKENS
+from jaxserve.sim.machine.memory import BLOCK_TOKENS, SequenceKv, check_prefix_caching
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,21 @@ class SchedulerSettings:
     """draft tokens of each sequence after an iteration of 1, 2, ... sequences, the last for more,
     and no more than the knob (vLLM's ``num_speculative_tokens_per_batch_size``); empty for the
     knob's depth after every iteration."""
+    sequence_kv: SequenceKv | None = None
+    """KV that a sequence holds beside that of its tokens; None for layers of one kind."""
+
+    def blocks(self, tokens: Any) -> Any:
+        """Blocks that a sequence of ``tokens`` holds; a whole number, or int64[n] of several."""
+        size = self.block_tokens
+        own = -(-tokens // size)
+        if self.sequence_kv is None:
+            return own
+        return own + np.ceil(self.sequence_kv.beside(tokens) / size).astype(np.int64)
 
     def __post_init__(self) -> None:
         checks.whole("token_budget", self.token_budget, 1)
         checks.whole("block_tokens", self.block_tokens, 1)
+        check_prefix_caching(self.prefix_caching, self.sequence_kv)
         if not 0.0 <= self.watermark < 1.0:
             checks.refuse("watermark", self.watermark, "a number from 0 to below 1")
         for depth in set(self.depths):

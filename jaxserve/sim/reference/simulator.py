@@ -257,7 +257,9 @@ class ReferenceSimulator:
             transfer = _Transfer(request, self._source[request.id], target, blocks)
             self._transfers.append(transfer)
             # KV exists for all tokens but the newest.
-            kv_tokens = request.prefill_target - 1
+            kv_tokens = float(request.prefill_target - 1)
+            if (sequence := self.settings.scheduler.sequence_kv) is not None:
+                kv_tokens += sequence.beside(kv_tokens)
             seconds = kv_tokens * self.settings.kv_bytes_per_token / self.settings.link_bytes_per_s
             target.link_free_s = max(self.now_s, target.link_free_s) + seconds
             self._schedule(target.link_free_s, self._end_transfer, transfer)

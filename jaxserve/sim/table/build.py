@@ -19,7 +19,7 @@ from jaxserve.sim.machine.hardware import (
     LlmModel,
     gpu_names,
 )
-from jaxserve.sim.machine.memory import kv_capacity_tokens, memory_used_bytes
+from jaxserve.sim.machine.memory import kv_capacity_tokens, memory_used_bytes, sequence_kv
 from jaxserve.sim.machine.stack import Stack, serve
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.table.extent import Extent
@@ -217,6 +217,7 @@ def _tier_columns(
         tokens_per_step=by_depth,
         kv_tokens=capacity,
         token_budget=budget,
+        sequence_kv=sequence_kv(model, tp),
     )
     rows = loop.batch * (depth + 1)
     tokens = np.minimum(

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE, CostModel
 from jaxserve.sim.machine.hardware import EngineSettings
-from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
+from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS, SequenceKv
 
 _Z99 = 2.326  # 99 % quantile of the standard normal distribution
 _BISECTIONS = 50
@@ -57,6 +57,7 @@ def closed_loop(
     tokens_per_step: ArrayLike = 1.0,
     kv_tokens: ArrayLike = np.inf,
     token_budget: int = EngineSettings.token_budget,
+    sequence_kv: SequenceKv | None = None,
 ) -> ClosedLoop:
     """Steady state at ``concurrency`` requests in flight. Array arguments broadcast.
 
@@ -70,6 +71,7 @@ def closed_loop(
       kv_tokens: KV capacity. Where it holds less than one request the result extrapolates; an
         engine would refuse the request.
       token_budget: tokens that one iteration may process.
+      sequence_kv: KV that a request holds beside that of its tokens; None for layers of one kind.
     """
     concurrency, prompt, output, depth, tokens_per_step, kv_tokens = np.broadcast_arrays(
         *(
@@ -81,7 +83,10 @@ def closed_loop(
     )  # fmt: skip
     steps = (output - 1) / tokens_per_step
     context = prompt + output / 2
-    in_service = np.minimum(concurrency, kv_tokens / (context + BLOCK_SLACK_TOKENS))
+    held = context + BLOCK_SLACK_TOKENS
+    if sequence_kv is not None:
+        held = held + sequence_kv.beside(context)
+    in_service = np.minimum(concurrency, kv_tokens / held)
 
     def chunk_room(batch: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.maximum(token_budget - batch * (depth + 1), MIN_CHUNK_SHARE * token_budget)

@@ -1,5 +1,7 @@
 """Knobs resolved: what drafts yield per step, and which programs tell prompts of a class apart."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import jaxserve
 from jaxserve.sim.fast.plan import accepted_moments, plan_window
 from jaxserve.sim.fast.state import init_sim
+from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS, SequenceKv
 from jaxserve.sim.traffic.workload import Arrivals
 
 
@@ -59,3 +62,23 @@ def test_prompts_of_a_class_differ_where_outputs_have_memory(output_ages: int) -
         env.window_s,
     )
     assert (plan.work.seconds is not None) == (output_ages > 1)
+
+
+def test_sequences_hold_what_windows_and_states_keep() -> None:
+    """Beside their tokens, at the mean length of their class; nothing for layers of one kind."""
+    env = jaxserve.make("static_workload")
+    classes, count = env.workload.classes, len(env.workload.classes.prompt_tokens)
+    sequence = SequenceKv(*map(jnp.float32, (1024.0, 5.0, 100.0)))
+    several = dataclasses.replace(env.deployment, sequence_kv=sequence)
+    zero, one = jnp.float32(0.0), jnp.float32(1.0)
+    traffic = Arrivals(jnp.zeros((env.ticks, count)), zero, jnp.int32(0), one)
+    state, action = init_sim(count, one), jaxserve.make_action()
+    for deployment in (env.deployment, several):
+        plan = jax.jit(plan_window, static_argnums=6)(
+            state, action, traffic, deployment, classes, env.table, env.window_s
+        )
+        beside = plan.work.slack_tokens - BLOCK_SLACK_TOKENS
+        context = np.asarray(classes.prompt_tokens + classes.output_growth * classes.output_tokens)
+        expected = 5.0 * np.minimum(context, 1024.0) + 100.0
+        wanted = np.zeros(count) if deployment is env.deployment else expected
+        assert np.broadcast_to(beside, count) == pytest.approx(wanted, rel=1e-5)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from jaxserve.errors import InputError
 from jaxserve.fields import Tier
 from jaxserve.sim.machine import memory
+from jaxserve.sim.machine.architecture import LargeModel, LinearAttention, SlidingWindow
 from jaxserve.sim.machine.hardware import GIB, gpu_names, load_gpu
 from jaxserve.sim.machine.models import load_model
 
@@ -110,3 +111,60 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match=r"llama-3\.1-70b does not fit on 1 x h100-sxm-80gb"):
         memory.kv_capacity_tokens(gpu, model, FP16, 1.0, False)
     assert memory.kv_capacity_tokens(gpu, model, FP16, 1.0, False, tensor_parallel=4) > 100_000
+
+
+@given(st.floats(1, 1e5), st.floats(0, 8192), st.floats(0, 12), st.floats(0, 20_000))
+def test_the_longest_sequence_fills_the_pool(
+    context: float, window: float, share: float, state: float
+) -> None:
+    """A pool as large as a sequence holds just this one."""
+    sequence = memory.SequenceKv(window, share, state)
+    pool = context + sequence.beside(context)
+    assert sequence.longest(pool) == pytest.approx(context, rel=1e-6)
+    assert memory.longest_request_tokens(pool, None, sequence) <= context + 1 + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("window", "state", "expected"),
+    [
+        (0, 0, (30, 1, 0, 0)),
+        (20, 0, (10, 1, 2, 0)),  # the example of vLLM's hybrid KV cache manager
+        (25, 0, (5, 1, 5, 0)),
+        (24, 0, (6, 1, 4, 0)),
+        (17, 0, (17, 1, 1, 0)),  # nearly as many of both: one group of each, padded
+        (0, 23, (7, 1, 0, 4)),  # the last group has two layers of padding
+        (4, 0, (4, 7, 1, 0)),
+    ],
+)
+def test_groups_of_layers(window: int, state: int, expected: tuple[int, ...]) -> None:
+    """Layers are grouped as vLLM groups them, and padding takes room."""
+    model = LargeModel(
+        "any",
+        30,
+        64,
+        4,
+        2,
+        16,
+        128,
+        512,
+        window=SlidingWindow(window, 128) if window else None,
+        linear=LinearAttention(state, 1, 1, 64) if state else None,
+    )
+    layers, full, windows, states = expected
+    held = memory.kv_bytes_per_token(model, False)
+    assert held == layers * full * model.kv_bytes_per_token_layer
+    sequence = memory.sequence_kv(model)
+    if sequence is None:
+        assert not window and not state
+        return
+    assert sequence.window_share == pytest.approx(windows / full)
+    blocks = states / full * memory.BLOCK_TOKENS
+    assert sequence.state_tokens == pytest.approx(blocks)
+
+
+def test_a_prefix_cache_of_states_is_refused() -> None:
+    """Windows can have one."""
+    memory.check_prefix_caching(True, memory.SequenceKv(1024.0, 5.0, 0.0))
+    memory.check_prefix_caching(False, memory.SequenceKv(0.0, 0.0, 800.0))
+    with pytest.raises(InputError, match="leave it off"):
+        memory.check_prefix_caching(True, memory.SequenceKv(0.0, 0.0, 800.0))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.memory import SequenceKv
 from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request, WaitingQueue
@@ -214,3 +215,24 @@ def test_bad_input_is_named(build, message):
     """Errors name the field that is wrong."""
     with pytest.raises(InputError, match=message):
         build()
+
+
+@given(
+    REQUESTS,
+    st.integers(1, 6),
+    st.integers(8, 60),
+    st.sampled_from([(32.0, 2.5, 0.0), (0.0, 0.0, 40.0), (48.0, 1.0, 20.0)]),
+)
+def test_windows_and_states_take_blocks(rows, cap, blocks, sequence):
+    """Whatever a sequence holds beside its tokens fits the pool and is given back; sequences that
+    can never fit are turned away."""
+    config = SchedulerSettings(sequence_kv=SequenceKv(*sequence))
+    knobs = GpuKnobs(cap, blocks * 16)
+    requests = make(rows)
+    log = run_requests(requests, LinearTimer(), knobs, config)
+    for row, request in zip(log[np.argsort(log["id"])], requests, strict=True):
+        most = request.prompt_tokens + request.output_tokens - 1
+        fits = config.blocks(most) <= blocks
+        assert fits == (not (row["rejected"] or row["lost"]))
+    tokens = np.arange(1, 200)
+    assert (config.blocks(tokens) == [config.blocks(int(each)) for each in tokens]).all()
