@@ -117,8 +117,10 @@ def calibrate(
     def suffices(measured: EngineMeasurements) -> bool:
         try:
             calibrated(measured, deployed, plan.accept)
-        except InputError:
+        except PoorFit:
             return False
+        except InputError:
+            pass  # more of the same does not mend it
         return True
 
     async def run() -> EngineMeasurements:
