@@ -24,6 +24,7 @@ import orjson
 import psutil
 
 from benchmarks.page import page_parser, publish
+from jaxserve.gateway.http.events import EventReader
 from jaxserve.mock_engine.machine import build_machine
 from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.runtime.child_processes import child_server
@@ -206,15 +207,18 @@ async def _send(
     await asyncio.sleep(at_s - time.perf_counter())
     sent_s = time.perf_counter()
     first_s = last_s = 0.0
+    reader = EventReader()
     async with client.post("/v1/completions", data=body) as answer:
         assert answer.status == 200
-        async for line in answer.content:
-            if line.startswith(b"data: {") and b'"choices":[{' in line:
-                last_s = time.perf_counter()
-                first_s = first_s or last_s
-            elif b'"usage"' in line:
-                counted = orjson.loads(line.removeprefix(b"data: "))["usage"]
-                assert counted["completion_tokens"] == request.output_tokens
+        async for chunk in answer.content.iter_any():
+            now_s = time.perf_counter()
+            for event in reader.feed(chunk):
+                content = event.content or {}
+                if content.get("choices"):
+                    last_s = now_s
+                    first_s = first_s or last_s
+                elif "usage" in content:
+                    assert content["usage"]["completion_tokens"] == request.output_tokens
     return first_s - sent_s, (last_s - first_s) / (request.output_tokens - 1)
 
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 import psutil
 import uvloop
 
 from benchmarks.gateway import cpu_s, open_client, percentile_ms, running_gateway
 from benchmarks.page import missed, page_parser, publish
 from jaxserve.checks import whole
+from jaxserve.gateway.http.events import EventReader
 from jaxserve.gateway.http.token_files import CONTROL
 from server.local import LocalServer, free_port
 
@@ -252,12 +252,12 @@ async def _late(client: Any, url: str, headers: dict[str, str], place: int) -> l
     asked |= {"stamps": _STAMPED, "every_s": _EVERY_S}
     came: list[tuple[float, bytes]] = []
     async with client.post(url + _PATH, json=asked, headers=headers) as answer:
-        async for line in answer.content:
-            came.append((time.monotonic(), line))
-    found = []
-    for at_s, line in came:
-        if line.startswith(b"data: {"):
-            for choice in orjson.loads(line[6:])["choices"]:
+        async for chunk in answer.content.iter_any():
+            came.append((time.monotonic(), chunk))
+    found, reader = [], EventReader()
+    for at_s, chunk in came:
+        for event in reader.feed(chunk):
+            for choice in (event.content or {}).get("choices", ()):
                 if said := choice["delta"].get("content"):
                     found.append(at_s - float(said))
     if len(found) != _STAMPED:

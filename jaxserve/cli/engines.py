@@ -62,14 +62,15 @@ def calibrate_engine(
     """Measure a running engine with an OpenAI-compatible interface, and write its latency table.
 
     JAXSERVE_CONTROL_TOKEN holds the token of vLLM's plug-in jaxserve-vllm, JAXSERVE_GATEWAY_TOKEN
-    that of a gateway.
+    that of a gateway. Measurements are kept beside --out until the table is written, and a further
+    call goes on from them.
 
     Args:
         url: Address of the engine, such as http://127.0.0.1:8000.
         hardware: GPU of the engine, for memory, power and price: h100-sxm-80gb, or a GPU file.
         model: Model of the engine, or the nearest known one, for memory.
         out: Table to write, ending in .parquet.
-        plan: Points to measure.
+        plan: Points to measure, and the accepted error.
         tensor_parallel: GPUs that share every layer.
         tier: Precision of the weights: 0 = FP16, 1 = INT8, 2 = INT4.
         token_budget: Tokens of one iteration, if the engine does not report it; 2048 by default.
@@ -84,6 +85,7 @@ def calibrate_engine(
     with needing("gateway", "calibrate"):
         from jaxserve.live.calibration.calibrate import (
             Deployed,
+            PoorFit,
             calibrate,
             report_sentences,
             report_table,
@@ -104,9 +106,17 @@ def calibrate_engine(
     deployed = Deployed(hardware, model, tensor_parallel, tier, token_budget)
     console = result_console()
     console.print(f"{len(plan.points)} points in at most {plan.minutes:g} minutes", soft_wrap=True)
-    with progress_bars() as progress:
-        report = calibrate(target, plan, deployed, progress)
+    kept = out.with_suffix(".measured.json")
+    try:
+        with progress_bars() as progress:
+            report = calibrate(target, plan, deployed, progress, kept)
+    except PoorFit as poor:
+        console.print(poor.loads.rich())
+        raise
     write_table_file(out, report.table)
+    kept.unlink(missing_ok=True)
+    if report.loads_off.rows:
+        console.print(report.loads_off.rich())
     console.print(report_table(report).rich())
     for sentence in report_sentences(report):
         console.print(sentence, soft_wrap=True)

@@ -81,6 +81,9 @@ def make_live_task(
             shown = "" if limits is None else f", {limits[0]:g} to {limits[1]:g}"
             turned = "" if name in spec.knobs else f", locked at {spec.locked[name]:g}"
             print(f"{name}: {offer['how']}{shown}{turned}")
+    for name, engine in knobs["engines"].items():
+        if engine.get("reason"):
+            print(f"engine {name} offers no other knob: {engine['reason']}")
 
 
 def _calibration(table: Path) -> Calibration:

@@ -120,6 +120,7 @@ def simulate_log(
     notes = own_log.trace_notes(requests.trace, by.context_tokens)
     if concurrency is not None:
         notes.append(f"{concurrency} requests are in flight, whenever they came in the file")
+    notes += filter(None, [own_log.unstreamed_note(requests)])
     unserved = own_log.unserved_note(requests.trace, served, by)
     shown_s = own_log.frontend_of(requests, served) if frontend_ms is None else None
     if shown_s is not None:

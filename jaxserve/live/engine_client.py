@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,9 @@ import aiohttp
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.gateway.dialects.dialect import GIVEN_UP, finishes_by_index, openai_failed
 from jaxserve.gateway.engines.scrape import parse_pool_tokens
+from jaxserve.gateway.http.events import EventReader, StreamEvent
 
 _KEEP_ALIVE_S = 2.0  # engines' uvicorn closes idle connections after 5 s
 _CONNECT_S = 10.0
@@ -24,6 +26,7 @@ _READ = 65_536
 """Most bytes read of an error response."""
 _MOST_TOKENS = 2**40
 """Most tokens that a usage may count."""
+_MAX_EVENT_BYTES = 2**20
 _SPARE_EVENTS = 8
 """Events of a stream beyond one per token: role, end, usage."""
 
@@ -138,7 +141,7 @@ class EngineClient:
 
         Raises:
           InputError: the engine cannot be reached, answers with an error, streams more than the
-            requested tokens, or does not count tokens.
+            requested tokens, breaks the stream off, or does not count tokens.
         """
         body = self._body(prompt, output_tokens) | {
             "model": self.model,
@@ -149,18 +152,12 @@ class EngineClient:
             body["priority"] = priority
         sent_s, first_s, last_s = time.monotonic(), None, 0.0
         usage: Any = None
-        events = 0
+        events, finish = 0, None
         url, key = self.target.front
         request = self._ask("POST", self.path, key, headers, url, json=body)
         async with request as response:
             await self._expect_success(response, self.path, url)
-            async for line in response.content:
-                if not line.startswith(b"data: {"):
-                    continue
-                now = time.monotonic()
-                event = _json_object(line[6:])
-                if event.get("error"):
-                    raise self._failed(self.path, json.dumps(event["error"]), url=url)
+            async for now, event in self._events(response, url):
                 events += 1
                 if events > output_tokens + _SPARE_EVENTS:
                     raise EngineError(
@@ -168,10 +165,14 @@ class EngineClient:
                         "that it was asked for"
                     )
                 # A model that thinks in silence may end without output.
-                if self._has_output(event) or (first_s is None and _ends(event)):
+                finish = finishes_by_index(event.get("choices"), "finish_reason").get(0) or finish
+                if self._has_output(event) or (first_s is None and finish):
                     first_s, last_s = (now if first_s is None else first_s), now
                     on_output(now)
                 usage = event.get("usage") or usage
+        if finish is None or finish in GIVEN_UP:
+            reason = "gives no finish reason" if finish is None else f"says {finish}"
+            raise EngineError(f"{self._name(url)} broke a completion off: its stream {reason}")
         if first_s is None:
             raise EngineError(f"{self._name(url)} streamed a completion without output")
         counts = checks.JsonObject(usage or {}, "the engine's usage")
@@ -179,6 +180,30 @@ class EngineClient:
             counts.whole(name, 1, _MOST_TOKENS) for name in ("prompt_tokens", "completion_tokens")
         )
         return TimedCompletion(sent_s, first_s, last_s, prompt_tokens, output)
+
+    async def _events(
+        self, response: aiohttp.ClientResponse, url: str
+    ) -> AsyncIterator[tuple[float, dict[str, Any]]]:
+        """Objects of a stream, and the times of their arrival; raises EngineError at a failure."""
+        reader = EventReader()
+        async for chunk in response.content.iter_any():
+            now_s = time.monotonic()
+            for event in reader.feed(chunk):
+                if (content := self._content(event, url)) is not None:
+                    yield now_s, content
+            if len(reader.rest) > _MAX_EVENT_BYTES:
+                raise EngineError(f"{self._name(url)} streams an event that does not end")
+        for event in reader.end():
+            if (content := self._content(event, url)) is not None:
+                yield time.monotonic(), content
+
+    def _content(self, event: StreamEvent, url: str) -> dict[str, Any] | None:
+        """The object of an event, unless the event is a failure."""
+        if event.failure is not None:
+            raise self._failed(self.path, str(event.failure), url=url)
+        if event.content is not None and openai_failed(event.content):
+            raise self._failed(self.path, json.dumps(event.content), url=url)
+        return event.content
 
     async def metrics(self) -> str | None:
         """The text of ``/metrics``; None if the engine has none."""
@@ -374,9 +399,6 @@ class _CheckedRequest:
         await self._request.__aexit__(kind, error, trace)
         if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
             raise self._problem(error) from None
-        if isinstance(error, ValueError) and not isinstance(error, InputError):
-            # aiohttp raises ValueError at an endless line.
-            raise EngineError(f"{self._name} streams no events: {error!s:.80}") from None
 
     def _problem(self, error: BaseException) -> EngineError:
         sent = not isinstance(error, aiohttp.ClientConnectorError)
@@ -389,13 +411,6 @@ async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _ends(event: Mapping[str, Any]) -> bool:
-    """Whether an event of a stream has the reason why the output ends."""
-    choices = event.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    return isinstance(choice, Mapping) and bool(choice.get("finish_reason"))
 
 
 def _json_object(text: bytes) -> dict[str, Any]:

@@ -74,7 +74,8 @@ MEASURED: Mapping[str, Source] = {
     "slo_compliance_rate": Source(
         "measured",
         "share of the ended requests inside the objectives of their class",
-        "without requests that were not streamed or whose client disconnected",
+        "requests that were not streamed are judged by their total time; without requests that "
+        "cannot be judged, such as those whose client left early",
     ),
     "gpu_memory_used_gb": Source(
         "configured",
@@ -186,8 +187,10 @@ def measure(
         shares = np.full(len(places), 1.0 / len(places))
         place = list(places)
         values["arrivals"][place] = sum(stream.arrivals) * shares
-        for name in ("completed", "good", "rejected", "first_tokens", "on_track"):
+        for name in ("good", "rejected", "first_tokens", "on_track"):
             values[name][place] = getattr(stream, name) * shares
+        # Requests that cannot be judged must not count as missed.
+        values["completed"][place] = stream.judged * shares
         values["waiting"][place] = queued * stream.waiting * shares
         values["running"][place] = (stream.running + (1.0 - queued) * stream.waiting) * shares
         values["overdue"][place] = _overdue(stream, slo_s[place[0]], window.seconds) * shares

@@ -244,7 +244,8 @@ class Controller:
         held = bool(after.knobs["held"])
         steers = self._mode.steers and not held
         if steers:
-            health = Health(fault, window.good, window.expected[2].good)
+            expected = window.expected[2].good
+            health = Health(fault, window.good, expected, window.ended, window.unjudged)
             self._supervision = supervise(self._rules, self._supervision, health)
         command, state = self._next(window.in_force), after.knobs
         if steers:
@@ -379,6 +380,8 @@ class Controller:
                 "mode": report.mode,
                 "reason": report.reason,
                 "strangers": list(window.strangers),
+                "ended": window.ended,
+                "unjudged": window.unjudged,
                 "acceptance_scale": window.acceptance_scale,
                 "wanted": plain(make_action(**self._wanted)),
                 "told": report.command if steers else {},

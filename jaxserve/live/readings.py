@@ -37,6 +37,11 @@ class ClassWindow:
     completed: int
     good: int
     """completed requests inside the gateway's objectives."""
+    judged: int
+    """requests of which the gateway knows whether they were inside its objectives, besides the
+    rejected and failed ones."""
+    unjudged: int
+    """requests that ended, and of which it does not know that."""
     rejected: int
     failed: int
     tpot_mean_s: float | None
@@ -257,6 +262,8 @@ def _class(data: JsonObject, in_flight: Any) -> ClassWindow:
         ttft_s=data.numbers("ttft_s", len(times), 0.0),
         completed=data.whole("completed", 0),
         good=data.whole("good", 0),
+        judged=data.whole("judged", 0),
+        unjudged=data.whole("unjudged", 0),
         rejected=data.whole("rejected", 0),
         failed=data.whole("failed", 0),
         tpot_mean_s=_optional(data, "tpot_mean_s"),

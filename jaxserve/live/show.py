@@ -28,6 +28,8 @@ class WindowComparison:
     """expectation under the policy's knobs from the start on."""
     static: Expectation
     """expectation under the best static knobs from the start on."""
+    unjudged: float
+    """share of the ended requests of which nobody knows whether they met their objectives."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ def print_report(report: Report) -> None:
         does = "set" if report.mode in ("guarded", "free") else "would set"
         line += (
             f": good {found.seen.good:.0f}, expected {found.in_force.good:.1f} (policy "
-            f"{found.policy.good:.1f}, static {found.static.good:.1f}); {does} {knobs}"
+            f"{found.policy.good:.1f}, static {found.static.good:.1f})"
+            + (f"; {found.unjudged:.0%} not judged" if found.unjudged else "")
+            + f"; {does} {knobs}"
         )
     if report.changes:
         changes = ", ".join(f"{name} {number}" for name, number in report.changes.items())

@@ -52,7 +52,12 @@ class Health:
     good: float = 0.0
     """requests inside their objectives."""
     expected: float = 0.0
-    """the simulator's expectation of ``good`` under the static setting on the same traffic."""
+    """the simulator's expectation of ``good`` under the static setting on the same traffic, if all
+    requests could be judged."""
+    ended: int = 0
+    """requests that ended."""
+    unjudged: int = 0
+    """requests among them of which nobody knows whether they met their objectives."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,8 @@ class Supervision:
     """consecutive windows without a fault since the fall."""
     recover: int = 0
     """such windows before the policy steers again; 0 before the first fall."""
-    recent: tuple[tuple[float, float], ...] = ()
-    """good and expected requests of the latest windows that the policy steered."""
+    recent: tuple[Health, ...] = ()
+    """results of the latest windows that the policy steered."""
 
     @property
     def steering(self) -> bool:
@@ -80,7 +85,7 @@ def supervise(rules: Rules, state: Supervision, health: Health) -> Supervision:
         return _recovering(rules, state, health)
     if health.fault is not None:
         return Supervision(health.fault, recover=max(state.recover, rules.recover))
-    recent = (*state.recent, (health.good, health.expected))[-rules.windows :]
+    recent = (*state.recent, health)[-rules.windows :]
     if reason := _too_low(rules, recent):
         again = min(max(2 * state.recover, rules.recover), rules.longest)
         return Supervision(reason, recover=again)
@@ -99,13 +104,15 @@ def _recovering(rules: Rules, state: Supervision, health: Health) -> Supervision
     return dataclasses.replace(state, healthy=state.healthy + 1)
 
 
-def _too_low(rules: Rules, recent: Sequence[tuple[float, float]]) -> str | None:
+def _too_low(rules: Rules, recent: Sequence[Health]) -> str | None:
     if len(recent) < rules.windows:
         return None
-    good, expected = (sum(values) for values in zip(*recent, strict=True))
+    good = sum(each.good for each in recent)
+    unjudged = sum(each.unjudged for each in recent) / max(sum(each.ended for each in recent), 1)
+    expected = (1.0 - unjudged) * sum(each.expected for each in recent)
     if expected < rules.fewest or good >= rules.share * expected:
         return None
     return (
         f"goodput was {good:.0f} requests in {rules.windows} windows, and {expected:.0f} are "
-        "expected of the static setting"
+        "expected of the static setting" + (f"; {unjudged:.0%} not judged" if unjudged else "")
     )

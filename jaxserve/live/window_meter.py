@@ -36,6 +36,10 @@ class MeasuredWindow:
     """see ``Regimes``."""
     strangers: tuple[str, ...]
     """classes with traffic that no stream is named after."""
+    ended: int
+    """requests that ended."""
+    unjudged: int
+    """requests among them of which nobody knows whether they met their objectives."""
 
     @property
     def good(self) -> float:
@@ -47,7 +51,9 @@ class MeasuredWindow:
         """The measurement beside the expectations."""
         ttft_met = float(np.sum(np.asarray(self.metrics.ttft_met)))
         seen = Expectation(self.good, ttft_met, float(self.metrics.itl_s), math.nan)
-        return WindowComparison(seen, *self.expected)
+        in_force, policy, static = self.expected
+        unjudged = self.unjudged / max(self.ended, 1)
+        return WindowComparison(seen, in_force, policy, static, unjudged)
 
 
 class WindowMeter:
@@ -92,7 +98,15 @@ class WindowMeter:
         actions = [action, make_action(**wanted), self._static]
         expected = self._twins.advance(actions, counts, self._scale)
         self.seen = observe(env, self.seen, metrics, after.window, number)
-        strangers = self._streams.strangers(after.window)
+        classes = after.window.classes.values()
+        unjudged = sum(each.unjudged for each in classes)
         return MeasuredWindow(
-            after.window.seconds, in_force, metrics, expected, self._scale, strangers
+            seconds=after.window.seconds,
+            in_force=in_force,
+            metrics=metrics,
+            expected=expected,
+            acceptance_scale=self._scale,
+            strangers=self._streams.strangers(after.window),
+            ended=unjudged + sum(each.judged + each.rejected + each.failed for each in classes),
+            unjudged=unjudged,
         )

@@ -73,6 +73,8 @@ class MockEngine:
                 Route("/v1/completions", _Inference(self, chat=False), methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/health", self._health),
+                Route("/ping", self._health, methods=["GET", "POST"]),
+                Route("/load", self._load),
                 Route("/version", self._version),
                 Route("/metrics", self._metrics),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
@@ -136,6 +138,10 @@ class MockEngine:
 
     async def _health(self, request: Request) -> Response:
         return Response(status_code=503 if self.loop.failed else 200)
+
+    async def _load(self, request: Request) -> Response:
+        state = self.loop.state()
+        return plain_json({"server_load": state["running"] + state["waiting"]})
 
     async def _version(self, request: Request) -> Response:
         return plain_json({"version": VERSION})

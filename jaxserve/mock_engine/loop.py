@@ -293,6 +293,12 @@ class EngineLoop:
         metrics.observe(
             "vllm:request_decode_time_seconds", request.finish_s - request.first_token_s
         )
+        metrics.observe("vllm:request_prompt_tokens", request.prompt_tokens)
+        metrics.observe("vllm:request_generation_tokens", sequence.length)
+        if sequence is sequence.group.longest(sequence.index):
+            metrics.observe("vllm:request_max_num_generation_tokens", sequence.length)
+            max_tokens = sequence.group.sampling_of(sequence.index).max_tokens
+            metrics.observe("vllm:request_params_max_tokens", max_tokens)
         if request.output_tokens > 1:
             metrics.observe("vllm:request_time_per_output_token_seconds", request.tpot_s)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -45,6 +45,13 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_decode_time_seconds": ("From the first token to the last.", _REQUEST_EDGES_S),
     "jaxserve:host_late_seconds": ("How late the host hands over a step.", _TTFT_EDGES_S),
 }
+_LENGTHS: Mapping[str, str] = {
+    "vllm:request_prompt_tokens": "Prompt tokens of a request.",
+    "vllm:request_generation_tokens": "Output tokens of a request.",
+    "vllm:request_max_num_generation_tokens": "Output tokens of the longest of n outputs.",
+    "vllm:request_params_max_tokens": "Field max_tokens of a request.",
+}
+"""Histograms of tokens, with edges 1, 2, 5, 10 and so on up to the longest sequence."""
 _COUNTERS: Mapping[str, str] = {
     "vllm:num_preemptions": "Preemptions.",
     "vllm:prompt_tokens": "Prompt tokens of requests that were prefilled.",
@@ -91,7 +98,10 @@ class MetricsCollector(Collector):
         settings = machine.settings
         self._gauges = gauges
         self._labels = {"model_name": settings.served_name, "engine": "0"}
-        self._histograms = {name: _Histogram(edges) for name, (_, edges) in _HISTOGRAMS.items()}
+        longest = settings.max_model_len
+        lengths = tuple(float(edge) for edge in _one_two_five(longest))
+        self._families = {**_HISTOGRAMS, **{name: (_LENGTHS[name], lengths) for name in _LENGTHS}}
+        self._histograms = {name: _Histogram(edges) for name, (_, edges) in self._families.items()}
         self._texts = {**_COUNTERS, **(_DRAFT_COUNTERS if settings.speculation_depth else {})}
         self._counts = dict.fromkeys(self._texts, 0.0)
         self._finished: dict[str, int] = dict.fromkeys(_FINISHED, 0)
@@ -105,9 +115,9 @@ class MetricsCollector(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def observe(self, name: str, seconds: float, count: int = 1) -> None:
-        """Adds observations to the histogram ``name``."""
-        self._histograms[name].add(seconds, count)
+    def observe(self, name: str, value: float, count: int = 1) -> None:
+        """Adds observations, in seconds or tokens, to the histogram ``name``."""
+        self._histograms[name].add(value, count)
 
     def count(self, name: str, amount: float) -> None:
         """Adds to the counter ``name``."""
@@ -153,7 +163,15 @@ class MetricsCollector(Collector):
         for reason, number in self._finished.items():
             ended.add_metric([*values, reason], number)
         yield ended
-        for name, (text, _) in _HISTOGRAMS.items():
+        for name, (text, _) in self._families.items():
             histogram = HistogramMetricFamily(name, text, labels=labels)
             histogram.add_metric(values, *self._histograms[name].buckets())
             yield histogram
+
+
+def _one_two_five(most: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50 and so on, up to ``most``."""
+    decade = 1
+    while decade <= most:
+        yield from (mantissa * decade for mantissa in (1, 2, 5) if mantissa * decade <= most)
+        decade *= 10

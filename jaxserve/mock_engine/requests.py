@@ -16,6 +16,16 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 1024
 DEFAULT_MAX_TOKENS = 16
 """Output limit of a completion without max_tokens."""
+_LEAST, _MOST = 1e-9, 1e9
+_IGNORED = {
+    "temperature": (0.0, _MOST),
+    "top_p": (_LEAST, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (_LEAST, _MOST),
+}
+"""Sampling parameters without an effect here, and the range that vLLM accepts."""
 _INT64 = 2**63
 _UNKNOWN = ("echo", "prompt_logprobs", "suffix", "structured_outputs", "use_beam_search")
 """Fields that would change the output and that the mock engine does not implement."""
@@ -159,6 +169,9 @@ class RequestReader:
                 name,
             )
         max_tokens = whole("max_tokens", min(asked, longest), 1)
+        for name, (low, high) in _IGNORED.items():
+            if fields.get(name) is not None:
+                fields.number(name, low, high)
         stop = fields.get("stop", [])
         stops = [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):

@@ -6,7 +6,7 @@ import asyncio
 import math
 from typing import NamedTuple
 
-from jaxserve.mock_engine.outputs import Output, PseudoModel
+from jaxserve.mock_engine.outputs import Output, PseudoModel, SamplingParams
 from jaxserve.mock_engine.requests import CompletionRequest
 from jaxserve.sim.reference.request import Request
 
@@ -68,6 +68,16 @@ class SequenceGroup:
     def prompt_of(self, index: int) -> list[int]:
         """The prompt of output ``index``."""
         return self.asked.prompts[index // self.asked.choices]
+
+    def sampling_of(self, index: int) -> SamplingParams:
+        """The sampling parameters of output ``index``."""
+        return self.asked.samplings[index // self.asked.choices]
+
+    def longest(self, index: int) -> Sequence:
+        """The first of the longest outputs to the prompt of output ``index``."""
+        first = index - index % self.asked.choices
+        alike = self.sequences[first : first + self.asked.choices]
+        return max(alike, key=lambda sequence: sequence.length)
 
     def advance(self, sequence: Sequence, upto: int) -> None:
         """Hands over the tokens of a sequence up to number ``upto``."""

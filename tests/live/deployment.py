@@ -62,6 +62,8 @@ def window_answer(seconds: float = WINDOW_S, good: float = 1.0, **fields: Any) -
         "ttft_s": [0.05] * completed,
         "completed": completed,
         "good": round(good * completed),
+        "judged": completed,
+        "unjudged": 0,
         "rejected": 0,
         "failed": 0,
         "tpot_mean_s": 0.01,

@@ -68,6 +68,19 @@ def test_live_task(engine: PluginEngine, task: str, capsys: pytest.CaptureFixtur
         assert "does not say what was measured" in said
 
 
+def test_live_task_says_why_a_knob_is_not_offered(
+    engine: PluginEngine, task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A token that the engine refused would otherwise look like an engine with fewer knobs."""
+    engine.says = (401, b'{"error": "the token is wrong"}')
+    with RunningGateway([engine]) as gateway:
+        made = ["live-task", "--task", task, "--out", "live.json"]
+        assert cli.main([*made, "--gateway", gateway.control_url]) == 0
+    said = capsys.readouterr().out
+    assert "batch_cap: approximated" in said
+    assert "engine vllm-0 offers no other knob: engine vllm-0 refused: the token is wrong" in said
+
+
 def test_operate_and_send(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Agents that nobody can be, and nobody to talk to."""
     nobody = f"http://127.0.0.1:{free_port()}"

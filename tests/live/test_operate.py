@@ -16,7 +16,7 @@ from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.episode_file import read_episode
 from jaxserve.live.supervisor import Mode, Rules
-from tests.live.deployment import WINDOW_S, Deployment, Slow
+from tests.live.deployment import WINDOW_S, Deployment, Slow, window_answer
 from tests.live.faults import FAULTS
 from tests.live.operated_deployment import Play, Played, Script
 
@@ -124,6 +124,23 @@ def test_goodput_below_what_static_would_give(play: Play) -> None:
     assert rests[:2] == [2, 4]
     for cap, why in zip(played.in_force, played.reasons, strict=True):
         assert cap == (40.0 if why is None else 48.0)
+
+
+@pytest.mark.parametrize("judged", [1, 4])
+def test_requests_that_cannot_be_judged_cost_no_window(play: Play, judged: int) -> None:
+    """Clients that do not stream, or leave: the share is in the line and in the log, and the policy
+    keeps the wheel; compliance counts the others only."""
+    deployment = Deployment()
+    chat = window_answer()["classes"]["chat"]
+    chat |= {"good": judged, "judged": judged, "unjudged": 8 - judged}
+    deployment.window_fields = {"classes": {"chat": chat}}
+    played = play(12, deployment=deployment, rules=Rules(windows=4, recover=2, fewest=1.0))
+    assert played.reasons == [None] * 12
+    found = played.reports[-1].comparison
+    assert found is not None and found.unjudged == 1.0 - judged / 8
+    line = played.lines("window")[-1]
+    assert (line["ended"], line["unjudged"]) == (8, 8 - judged)
+    assert line["observation"]["slo_compliance_rate"] == 1.0
 
 
 def test_shadow_changes_nothing(play: Play) -> None:

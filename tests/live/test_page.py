@@ -31,7 +31,7 @@ H100 = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     """An engine whose times are an H100's, whatever the machine of the test does meanwhile."""
 
-    async def measure(client: object, plan: CalibrationPlan, progress: object) -> object:
+    async def measure(client: object, plan: CalibrationPlan, *more: object) -> object:
         return measured_in_virtual_time(H100, plan, kv_pool_tokens=60_000)
 
     monkeypatch.setattr(calibrate, "measure", measure)

@@ -6,10 +6,12 @@ from jaxserve.live.show import Report, WindowComparison, print_report
 from jaxserve.live.twins import Expectation
 
 
-def line(capsys: pytest.CaptureFixture[str], **fields: dict[str, int]) -> str:
+def line(
+    capsys: pytest.CaptureFixture[str], unjudged: float = 0.0, **fields: dict[str, int]
+) -> str:
     """The line of a window in guarded mode."""
     found = Expectation(8.0, 8.0, 0.01, 0.0)
-    comparison = WindowComparison(found, found, found, found)
+    comparison = WindowComparison(found, found, found, found, unjudged)
     print_report(Report(3, "guarded", None, comparison, {"batch_cap": 40.0}, **fields))
     return capsys.readouterr().out
 
@@ -21,3 +23,8 @@ def test_limited_changes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     changes = {"batch_cap": 2, "kv_budget_fraction": 0}
     told = "; changes in a minute: batch_cap 2, kv_budget_fraction 0\n"
     assert line(capsys, changes=changes) == plain.rstrip("\n") + told
+
+
+def test_the_share_that_nobody_can_judge_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the expectations, which count all requests."""
+    assert "static 8.0); 18% not judged; set batch_cap" in line(capsys, 0.18)

@@ -81,6 +81,22 @@ def test_goodput_below_the_expectation() -> None:
     assert all(s.steering for s in after(rules, [quiet] * 20))
 
 
+@given(share=st.floats(0.0, 1.0), rules=RULES)
+def test_requests_that_nobody_can_judge_trip_nothing(share: float, rules: Rules) -> None:
+    """Where all that are judged are good, the policy keeps the wheel whatever share they are; where
+    none is, it loses it as if there were no others."""
+    ended = 1000
+    unjudged = round(share * ended)
+    good = Health(None, ended - unjudged, ended, ended, unjudged)
+    assert all(state.steering for state in after(rules, [good] * 20))
+    low = Health(None, 0.0, ended, ended, unjudged)
+    falls = rules.windows * (ended - unjudged) >= max(rules.fewest, 1)
+    found = after(rules, [low] * rules.windows)[-1].reason
+    assert (found is not None) == falls
+    if falls and unjudged > 0:
+        assert f"; {unjudged / ended:.0%} not judged" in str(found)
+
+
 def test_a_policy_that_is_always_worse() -> None:
     """It gets the wheel for a while, after ever longer rests, which have an end."""
     rules = Rules(windows=3, recover=2, longest=16)

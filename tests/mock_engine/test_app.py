@@ -133,6 +133,8 @@ def test_outputs_end(engine: Running) -> None:
             "max_t",
         ),
         ({"max_tokens": 0}, 400, "request: max_tokens is 0; it must be a whole number", None),
+        ({"temperature": -4}, 400, "request: temperature is -4; it must be a number", None),
+        ({"top_p": 0}, 400, "request: top_p is 0; it must be a number from", None),
         ({"prompt": {}}, 400, "prompt is {}; it must be a text, token ids", None),
         ({"prompt": [1, "a"]}, 400, "a token id of prompt is 'a'", None),
         ({"prompt": [200_000]}, 400, "a token id of prompt is 200000", None),
@@ -157,7 +159,9 @@ def test_what_cannot_be_is_refused(
 def test_other_routes(engine: Running) -> None:
     """Those that vLLM has here, and one error for those that it has not."""
     with httpx.Client(base_url=engine.url, timeout=PATIENCE_S) as http:
-        assert http.get("/health").status_code == 200
+        for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+            assert http.request(method, path).status_code == 200
+        assert http.get("/load").json() == {"server_load": 0}
         assert re.match(r"\d+\.\d+\.\d+", http.get("/version").json()["version"])
         (card,) = http.get("/v1/models").json()["data"]
         assert (card["id"], card["max_model_len"]) == ("tiny", 512)
@@ -181,12 +185,16 @@ def test_metrics_have_vllms_names(start: Any) -> None:
         *("request_decode_time_seconds_sum", "cache_config_info"),
         *("num_requests_waiting_by_reason", "spec_decode_num_drafts_total"),
         *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+        *("request_prompt_tokens_bucket", "request_generation_tokens_bucket"),
+        *("request_max_num_generation_tokens_bucket", "request_params_max_tokens_bucket"),
     ):
         assert f"\nvllm:{name}{{" in text
     found = dict(re.findall(r"^vllm:(\w+)\{engine=\"0\",model_name=\"tiny\"\} (\S+)$", text, re.M))
     assert float(found["prompt_tokens_total"]) == 3
     assert float(found["generation_tokens_total"]) == 50
     assert float(found["time_to_first_token_seconds_count"]) == 1
+    assert float(found["request_prompt_tokens_sum"]) == 3
+    assert float(found["request_max_num_generation_tokens_sum"]) == 50
     drafts, drafted = (
         float(found[f"spec_decode_num_{what}_total"]) for what in ("drafts", "draft_tokens")
     )

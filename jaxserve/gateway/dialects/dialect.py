@@ -89,8 +89,8 @@ class Dialect:
     """whether an event reports a failure of the engine."""
     usage: Callable[[Json], Usage]
     """usage in an event or a whole answer."""
-    finish: Callable[[Json], str | None]
-    """reason for which an answer ended, in an event or a whole answer; None if it goes on."""
+    finishes: Callable[[Json], Mapping[int, str | None]]
+    """reason for which each choice ended, in an event or a whole answer; None while it goes on."""
     translation: Translation | None = None
     """functions for sessions; None where requests can only be passed through."""
     asks_for_usage: bool = False
@@ -111,14 +111,34 @@ def model_cards(body: bytes) -> tuple[ModelCard, ...]:
     )
 
 
-GIVEN_UP = ("abort", "error")
-"""Finish reasons of an answer that the engine did not bring to its end."""
+GIVEN_UP = ("abort", "error", "cancelled", "timeout")
+"""Finish reasons of an answer that the engine did not bring to its end: those of vLLM and SGLang,
+and the last two of TensorRT-LLM."""
+
+DELTA_OUTPUT = (
+    "content",
+    "reasoning",
+    "reasoning_content",
+    "tool_calls",
+    "function_call",
+    "refusal",
+)
+"""Fields of a chat delta that hold output."""
 
 
-def first_finish(items: object, field: str) -> str | None:
-    """First reason in a field of choices or candidates; None where all of them go on."""
-    reasons = (item.get(field) for item in object_items(items))
-    return next((str(reason) for reason in reasons if reason is not None), None)
+def finishes_by_index(items: object, field: str) -> dict[int, str | None]:
+    """Reason in a field of each choice or candidate, by its index; None while it goes on."""
+    found: dict[int, str | None] = {}
+    for place, item in enumerate(object_items(items)):
+        index = whole_number(item.get("index"))
+        reason = item.get(field)
+        found[place if index is None else index] = str(reason) if reason else None
+    return found
+
+
+def openai_failed(event: Json) -> bool:
+    """Whether an event or a body is an error under OpenAI's name, or under SGLang's."""
+    return event.get("error") is not None or event.get("object") == "error"
 
 
 def named_event(name: str, content: Json) -> bytes:

@@ -22,9 +22,10 @@ from jaxserve.gateway.dialects.deltas import (
     Text,
     fold,
 )
-from jaxserve.gateway.dialects.dialect import GIVEN_UP
+from jaxserve.gateway.dialects.dialect import DELTA_OUTPUT, GIVEN_UP, openai_failed
 from jaxserve.gateway.dialects.request_fields import parse_object
 from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.http.events import error_message
 
 
 class EngineReader:
@@ -37,6 +38,7 @@ class EngineReader:
         """Args: id of the answer, for ids of calls that the engine left without one."""
         self._answer_id = answer_id
         self._calls: dict[int, _Calls] = {}
+        self._finishes: dict[int, str] = {}
 
     def feed(self, event: Mapping[str, Any]) -> list[Delta]:
         """Deltas of an event.
@@ -64,9 +66,8 @@ class EngineReader:
         return completion
 
     def _read(self, answer: Mapping[str, Any], name: str) -> Iterator[Delta]:
-        error = answer.get("error")
-        if error is not None:
-            raise RequestError(502, "engine_error", _message(error) or "the engine failed")
+        if openai_failed(answer):
+            raise RequestError(502, "engine_error", error_message(answer) or "the engine failed")
         # Routers send further events, of cost or usage alone.
         for choice in answer.get("choices") or ():
             yield from self._choice(choice, choice.get(name) or {}, name == "message")
@@ -78,6 +79,9 @@ class EngineReader:
         self, choice: Mapping[str, Any], message: Mapping[str, Any], is_whole: bool
     ) -> Iterator[Delta]:
         at = _whole(choice.get("index", 0))
+        ended = self._finishes.get(at)
+        if ended is not None and any(message.get(name) for name in DELTA_OUTPUT):
+            raise ValueError
         if reasoning := message.get("reasoning") or message.get("reasoning_content"):
             yield Reasoning(at, _text(reasoning))
         if message.get("content"):
@@ -93,7 +97,11 @@ class EngineReader:
         reason = choice.get("finish_reason")
         if reason in GIVEN_UP:
             raise RequestError(502, "engine_error", "the engine gave up the answer before its end")
-        if reason is not None:
+        # Some engines send "" in place of null, and routers repeat the reason beside the usage.
+        if reason and reason != ended:
+            if ended is not None:
+                raise ValueError
+            self._finishes[at] = _text(reason)
             stop = choice.get("stop_reason", choice.get("matched_stop"))
             yield Finish(at, _text(reason), stop if isinstance(stop, str) else None)
 
@@ -179,10 +187,8 @@ def engine_error(status: int, body: bytes, engine: str) -> RequestError:
       engine: name of the engine, for a body without a message.
     """
     found = parse_object(body) or {}
-    # SGLang has its message at the top, vLLM inside an object.
-    error = found.get("error", found)
     reason = "engine_429" if status == 429 else f"engine_{status // 100}xx"
-    message = _message(error) or f"engine {engine} answered with status {status}"
+    message = error_message(found) or f"engine {engine} answered with status {status}"
     return RequestError(status, reason, message, 1 if status == 429 else None)
 
 
@@ -193,12 +199,6 @@ def _counts(usage: Mapping[str, Any]) -> Counts:
     reasoning = written.get("reasoning_tokens", usage.get("reasoning_tokens"))
     counts = (prompt, output, read.get("cached_tokens"), reasoning)
     return Counts(*(None if count is None else _whole(count) for count in counts))
-
-
-def _message(error: Any) -> str:
-    if isinstance(error, dict):
-        error = error.get("message")
-    return error if isinstance(error, str) else ""
 
 
 def _text(value: Any) -> str:

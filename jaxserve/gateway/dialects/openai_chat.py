@@ -29,11 +29,13 @@ from jaxserve.gateway.dialects.deltas import (
     Text,
 )
 from jaxserve.gateway.dialects.dialect import (
+    DELTA_OUTPUT,
     Dialect,
     ModelCard,
     Translation,
     error_type,
-    first_finish,
+    finishes_by_index,
+    openai_failed,
     openai_usage,
 )
 from jaxserve.gateway.dialects.request_fields import (
@@ -263,24 +265,13 @@ def _error_event(error: RequestError, events: int) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(openai_error(error))
 
 
-_DELTA_OUTPUT = (
-    "content",
-    "reasoning",
-    "reasoning_content",
-    "tool_calls",
-    "function_call",
-    "refusal",
-)
-"""Fields of a delta that hold output."""
-
-
 def _chat_token(event: Mapping[str, Any]) -> bool:
     for choice in object_items(event.get("choices")):
         delta = choice.get("delta")
         if choice.get("token_ids"):
             return True
         if isinstance(delta, dict) and (
-            any(delta.get(name) for name in _DELTA_OUTPUT)
+            any(delta.get(name) for name in DELTA_OUTPUT)
             or (not delta.get("role") and _is_partial(delta.get("content"), choice))
         ):
             return True
@@ -304,9 +295,9 @@ CHAT = Dialect(
     error=openai_error,
     error_event=_error_event,
     has_token=_chat_token,
-    is_error=lambda event: event.get("error") is not None or event.get("object") == "error",
+    is_error=openai_failed,
     usage=openai_usage,
-    finish=lambda event: first_finish(event.get("choices"), "finish_reason"),
+    finishes=lambda event: finishes_by_index(event.get("choices"), "finish_reason"),
     translation=Translation(to_chat, answer_body, ChatEventWriter, model_body, models_body),
     asks_for_usage=True,
 )

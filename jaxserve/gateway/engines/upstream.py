@@ -161,7 +161,10 @@ async def ask(
     if status != 200 or answer is None:
         message = answer.get("error") if isinstance(answer, dict) else None
         reason = f": {message!s:.200}" if message else f" with status {status}"
-        raise EngineRefused(f"engine {spec.name} refused{reason}")
+        hint = "; control=VARIABLE of --engine names the variable with the token of its knobs"
+        raise EngineRefused(
+            f"engine {spec.name} refused{reason}{hint if status in (401, 403) else ''}"
+        )
     return answer
 
 

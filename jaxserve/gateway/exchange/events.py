@@ -1,4 +1,4 @@
-"""Server-sent events, parsed while they pass.
+"""The streamed answer of an engine, read while its events pass to the client.
 
 Complete events pass byte for byte. An incomplete one waits for its end, so that an error event can
 follow at any time.
@@ -6,18 +6,11 @@ follow at any time.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from jaxserve.gateway.dialects.dialect import GIVEN_UP, NO_USAGE, Dialect, Usage
-from jaxserve.gateway.http.errors import RequestError
-from jaxserve.gateway.http.json_http import parse_object
-
-_BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
-_NAMED_ERROR = re.compile(rb"^event: ?error\s*$", re.M)
-_LONGEST_MESSAGE = 1000
+from jaxserve.gateway.http.events import EventReader, StreamEvent
 
 
 @dataclass(slots=True)
@@ -34,145 +27,73 @@ class EventStream:
     usage: Usage = NO_USAGE
     """usage in the events so far."""
     events: int = 0
-    """events that have passed."""
-    failed: bool = False
-    """whether an event reported a failure of the engine."""
-    finish: str | None = None
-    """reason for which the answer ended, as far as events were parsed."""
-    _rest: bytes = b""
+    """events with data that have passed."""
+    is_done: bool = False
+    """whether the engine has sent all of a whole answer, ``[DONE]`` included."""
+    _reason: str = ""
+    _finishes: dict[int, str | None] = field(default_factory=dict)
+    """reason for which each choice ended; None while it goes on."""
+    _reader: EventReader = field(default_factory=EventReader)
     _unparsed: bool = False
 
     def feed(self, chunk: bytes) -> tuple[bytes, int]:
         """Adds a chunk; returns the bytes that may pass now, and their number of output events."""
         if self._unparsed:
             return chunk, 0
-        data = self._rest + chunk if self._rest else chunk
-        end = _end_of_last_event(data)
-        self._rest = data[end:]
-        if len(self._rest) > self.max_event_bytes:
-            self._unparsed, self._rest = True, b""
-            return data, 0
-        return self._parse(data[:end]) if end else (b"", 0)
+        data, tokens = self._pass(self._reader.feed(chunk))
+        if len(self._reader.rest) > self.max_event_bytes:
+            self._unparsed = True
+            data += self._reader.rest
+        return data, tokens
 
-    def end(self) -> bytes:
-        """Rest at the end of the stream: an event without its blank line."""
-        rest, self._rest = self._rest, b""
-        if rest.strip():
-            self._note(rest)
-        return rest
+    def end(self) -> tuple[bytes, int]:
+        """The event that the engine left without its blank line, as ``feed`` returns events."""
+        return (b"", 0) if self._unparsed else self._pass(self._reader.end())
 
     @property
     def failure(self) -> str:
         """Reason for which the answer is not whole; empty for a whole one, and for one that was not
         parsed to its end."""
-        if self.failed or self.finish in GIVEN_UP:
-            return "engine_error"
-        return "" if self.finish is not None or self._unparsed else "engine_broke"
+        if self._reason or self._unparsed:
+            return self._reason
+        ended = self._finishes and all(self._finishes.values())
+        return "" if ended else "engine_broke"
 
-    def _parse(self, data: bytes) -> tuple[bytes, int]:
-        tokens, dropped = 0, []
-        for start, stop in _events(data):
-            self.events += 1
-            event = self._note(data[start:stop])
-            if event is None:
+    def _pass(self, events: Iterable[StreamEvent]) -> tuple[bytes, int]:
+        tokens, passed = 0, []
+        for event in events:
+            content = event.content
+            if content is not None:
+                tokens += self.dialect.has_token(content)
+            usage = self._note(event)
+            if (
+                self.drops_usage
+                and usage is not NO_USAGE
+                and content is not None
+                and content.get("choices") == []
+            ):
                 continue
-            tokens += self.dialect.has_token(event)
-            without_output = self.drops_usage and event.get("choices") == []
-            if without_output and self.dialect.usage(event) is not NO_USAGE:
-                dropped.append((start, stop))
-        for start, stop in reversed(dropped):
-            self.events -= 1
-            data = data[:start] + data[stop:]
-        return data, tokens
+            self.events += bool(event.data)
+            passed.append(event.raw)
+        return b"".join(passed), tokens
 
-    def _note(self, data: bytes) -> dict[str, Any] | None:
-        """Reads what an event says of the answer; returns its JSON object, if it has one."""
-        event = parse_object(_data(data))
-        if event is None:
-            # Routers report errors in words.
-            self.failed = self.failed or _NAMED_ERROR.search(data) is not None
-            return None
-        self.failed = self.failed or self.dialect.is_error(event)
-        if self.finish not in GIVEN_UP:
-            self.finish = self.dialect.finish(event) or self.finish
-        usage = self.dialect.usage(event)
-        if usage is not NO_USAGE:
-            self.usage = self.usage.updated(usage)
-        return event
-
-
-class EventReader:
-    """Reads the events of a streamed answer that is translated."""
-
-    def __init__(self, max_event_bytes: int) -> None:
-        """Args: size of the largest event, bytes."""
-        self._max_bytes = max_event_bytes
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> list[dict[str, Any] | None]:
-        """Adds a chunk; returns the events that are complete now.
-
-        Returns:
-          JSON objects, and None for ``[DONE]``; other events are left out.
-
-        Raises:
-          RequestError: an event is too large.
-        """
-        data = self._rest + chunk
-        end = _end_of_last_event(data)
-        self._rest = data[end:]
-        if len(self._rest) > self._max_bytes:
-            raise RequestError(502, "answer_too_large", "an event of the engine is too large")
-        return _read([data[start:stop] for start, stop in _events(data[:end])])
-
-    def end(self) -> list[dict[str, Any] | None]:
-        """The event that the engine left without its blank line, as ``feed`` returns events."""
-        rest, self._rest = self._rest, b""
-        return _read([rest])
-
-
-def _read(events: Iterable[bytes]) -> list[dict[str, Any] | None]:
-    found: list[dict[str, Any] | None] = []
-    for event in events:
-        text = _data(event)
-        if (payload := parse_object(text)) is not None:
-            found.append(payload)
-        elif text.strip() == b"[DONE]":
-            found.append(None)
-        elif _NAMED_ERROR.search(event) is not None:
-            message = text.decode(errors="replace").strip() or "the engine failed"
-            found.append({"error": {"message": message[:_LONGEST_MESSAGE]}})
-    return found
-
-
-def _end_of_last_event(data: bytes) -> int:
-    """End of the last complete event; 0 without one."""
-    end = data.rfind(b"\n\n") + 2
-    end = 0 if end == 1 else end
-    if b"\r" in data:
-        for found in _BLANK_LINE.finditer(data, end):
-            end = found.end()
-    return end
-
-
-def _events(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of every event in complete events."""
-    start = 0
-    if b"\r" in data:
-        for found in _BLANK_LINE.finditer(data):
-            yield start, found.end()
-            start = found.end()
-    while stop := data.find(b"\n\n", start) + 2:
-        if stop == 1:
-            return
-        yield start, stop
-        start = stop
-
-
-def _data(event: bytes) -> bytes:
-    """The ``data`` lines of an event, joined as the standard for server-sent events says."""
-    text = event[6:]
-    if event.startswith(b"data: {") and b"\n" not in text[:-2] and b"\r" not in text[:-2]:
-        return text
-    lines = (line[5:] for line in event.splitlines() if line.startswith(b"data:"))
-    return b"\n".join(lines)
+    def _note(self, event: StreamEvent) -> Usage:
+        """Notes what an event says of the answer; returns the event's usage."""
+        if event.is_done:
+            self.is_done = self.failure == ""
+        if event.failure is not None and not self.is_done:
+            self._reason = self._reason or event.failure.reason
+        if event.content is None:
+            return NO_USAGE
+        if self.dialect.is_error(event.content):
+            self._reason = self._reason or "engine_error"
+        for choice, reason in self.dialect.finishes(event.content).items():
+            ended = self._finishes.get(choice)
+            if reason in GIVEN_UP:
+                self._reason = self._reason or "engine_error"
+            elif ended and reason and reason != ended:
+                self._reason = self._reason or "engine_garbage"
+            self._finishes[choice] = ended or reason
+        usage = self.dialect.usage(event.content)
+        self.usage = self.usage if usage is NO_USAGE else self.usage.updated(usage)
+        return usage

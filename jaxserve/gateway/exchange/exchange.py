@@ -53,6 +53,9 @@ class Exchange(abc.ABC):
         self.response = response
         self.path, self.query = path, query
         """path and query of the request to an engine; a subclass that translates sets its own."""
+        self.is_done = False
+        """whether all of a whole answer has arrived: a connection that breaks then breaks nothing
+        off."""
 
     def received(self, body: bytes) -> None:  # noqa: B027
         """Called with the client's body, before the body is parsed."""
@@ -93,11 +96,15 @@ class Exchange(abc.ABC):
 
     async def chunks(self, answer: aiohttp.ClientResponse, engine: str) -> AsyncIterator[bytes]:
         """Body of the engine's answer as it arrives, within the limits of time."""
-        async for chunk in chunks(answer, engine):
-            if self.request.record.first_byte_s is None:
-                self.request.record.first_byte_s = time.monotonic()
-            yield chunk
-            self.request.expect(idle_timeout, self.settings.idle_s)
+        try:
+            async for chunk in chunks(answer, engine):
+                if self.request.record.first_byte_s is None:
+                    self.request.record.first_byte_s = time.monotonic()
+                yield chunk
+                self.request.expect(idle_timeout, self.settings.idle_s)
+        except RequestError as error:
+            if not (self.is_done and error.reason == "engine_broke"):
+                raise
 
 
 def refuse_odd_status(answer: aiohttp.ClientResponse, engine: str) -> None:

@@ -50,6 +50,7 @@ class Passthrough(Exchange):
         try:
             async for chunk in self.chunks(answer, engine):
                 data, tokens = stream.feed(chunk)
+                self.is_done = stream.is_done
                 if tokens:
                     clock.tick(tokens)
                 if data:
@@ -64,7 +65,9 @@ class Passthrough(Exchange):
         request.expect(write_timeout, self.settings.write_s)
         if not response.started:
             await response.start(200, headers)
-        rest = stream.end()
+        rest, tokens = stream.end()
+        if tokens:
+            clock.tick(tokens)
         record.count(stream.usage)
         await response.write(rest, more=False)
         record.reason = stream.failure
@@ -75,10 +78,14 @@ class Passthrough(Exchange):
         body = await join(self.chunks(answer, engine), engine, self.settings.max_answer_bytes)
         status = answer.status
         if status < 400:
-            found = parse_object(body) or {}
-            record.count(self.dialect.usage(found))
-            if self.dialect.is_error(found) or self.dialect.finish(found) in GIVEN_UP:
-                record.reason = "engine_error"
+            found = parse_object(body)
+            if found is None:
+                record.reason = "engine_garbage"
+            else:
+                record.count(self.dialect.usage(found))
+                given_up = set(self.dialect.finishes(found).values()) & set(GIVEN_UP)
+                if given_up or self.dialect.is_error(found):
+                    record.reason = "engine_error"
         else:
             record.reason = "engine_429" if status == 429 else f"engine_{status // 100}xx"
         self.request.expect(write_timeout, self.settings.write_s)

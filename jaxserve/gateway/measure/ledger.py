@@ -61,11 +61,22 @@ class Ledger:
     def ended(self, record: RequestRecord) -> None:
         """Notes the end of a request, whose record has ``outcome`` and ``reason``."""
         record.ended_s = time.monotonic()
-        if record.outcome == "completed" and record.ttft_s is not None:
-            slo = self.classes.slos[record.class_name]
-            record.good = slo.met(record.ttft_s, record.tpot_s)
+        record.good = self._judged(record, record.ended_s - record.arrival_s)
         self.metrics.ended(record)
         self.records.add(record)
+
+    def _judged(self, record: RequestRecord, total_s: float) -> bool | None:
+        """Whether a request that ended after ``total_s`` is good; None if nothing tells."""
+        slo = self.classes.slos[record.class_name]
+        if record.outcome == "completed":
+            if record.ttft_s is not None:
+                return slo.met(record.ttft_s, record.tpot_s)
+            return slo.met_in_total(total_s, None if record.parallel else record.output_tokens)
+        # A client that left after the limit for a first token saw it missed.
+        if record.outcome == "cancelled" and (record.streamed or record.admitted_s is None):
+            waited_s = total_s if record.ttft_s is None else record.ttft_s
+            return False if waited_s > slo.ttft_s else None
+        return None
 
 
 class TokenClock:

@@ -28,6 +28,23 @@ class LatencyObjectives:
         """Whether a completed request is good; an output of one token has no TPOT."""
         return ttft_s <= self.ttft_s and (tpot_s is None or tpot_s <= self.tpot_s)
 
+    def met_in_total(self, total_s: float, tokens: int | None) -> bool | None:
+        """Whether a completed request without events is good.
+
+        Args:
+          total_s: time from arrival to the last byte, s.
+          tokens: tokens of its one output; None if they are unknown or were several outputs.
+
+        Returns:
+          whether a request at both limits would have taken as long, ``ttft_s + (tokens - 1)
+          tpot_s``; None where that time cannot be told.
+        """
+        if total_s <= self.ttft_s:
+            return True
+        if tokens is None or math.isinf(self.tpot_s):
+            return None
+        return total_s <= self.ttft_s + max(tokens - 1, 0) * self.tpot_s
+
 
 class RequestClasses:
     """Classes of requests: the operator's, ``default`` and ``other``.

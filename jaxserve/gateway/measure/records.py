@@ -76,7 +76,9 @@ class RequestRecord:
     reason: str = ""
     """reason why the request was not completed."""
     good: bool | None = None
-    """whether the request was completed within its objectives; None where nothing was streamed."""
+    """whether the request was completed within its objectives, by its total time where nothing was
+    streamed; False also where the client left after the limit for a first token. None where that
+    cannot be told, and for rejected and failed requests."""
 
     def count(self, usage: Usage) -> None:
         """Notes the usage that an engine reported."""

@@ -161,6 +161,8 @@ def _aggregates(
         "cancelled": outcomes["cancelled"],
         "failed": outcomes["failed"],
         "good": good,
+        "judged": judged,
+        "unjudged": outcomes["completed"] + outcomes["cancelled"] - judged,
         "goodput_rps": good / seconds if seconds > 0.0 else 0.0,
         "slo_attainment": good / (judged + missed) if judged + missed else None,
         "prompt_tokens": sum(record.prompt_tokens or 0 for record in ended),

@@ -24,13 +24,13 @@ from jaxserve.gateway.dialects.routes import AnswerTranslator, translate, transl
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
 from jaxserve.gateway.engines.specs import EngineSpec
 from jaxserve.gateway.engines.upstream import join
-from jaxserve.gateway.exchange.events import EventReader
 from jaxserve.gateway.exchange.exchange import Exchange, refuse_odd_status
 from jaxserve.gateway.exchange.in_flight import disk_timeout, write_timeout
 from jaxserve.gateway.exchange.pause import InferencePause
 from jaxserve.gateway.exchange.request import ParsedRequest
 from jaxserve.gateway.http.auth import request_keys
 from jaxserve.gateway.http.errors import RequestError, outcome
+from jaxserve.gateway.http.events import EventReader, StreamEvent
 from jaxserve.gateway.http.headers import RawHeaders, first_value
 from jaxserve.gateway.http.json_http import json_object, parse_object
 from jaxserve.gateway.measure.ledger import TokenClock
@@ -89,11 +89,18 @@ async def record_refusal(context: RecordingContext, record: RequestRecord) -> No
 
 
 async def _batches(
-    chunks: AsyncIterator[bytes], reader: EventReader
-) -> AsyncIterator[list[dict[str, Any] | None]]:
-    """Events of each chunk, and at last the event that was left without its blank line."""
+    chunks: AsyncIterator[bytes], max_event_bytes: int
+) -> AsyncIterator[list[StreamEvent]]:
+    """Events of each chunk, and at last the event that was left without its blank line.
+
+    Raises:
+      RequestError: an event is larger than ``max_event_bytes``.
+    """
+    reader = EventReader()
     async for chunk in chunks:
         yield reader.feed(chunk)
+        if len(reader.rest) > max_event_bytes:
+            raise RequestError(502, "answer_too_large", "an event of the engine is too large")
     yield reader.end()
 
 
@@ -224,26 +231,27 @@ class RecordedExchange(Exchange):
         self, stream: aiohttp.ClientResponse, engine: str, answer: EngineAnswer
     ) -> None:
         record = self.request.record
-        reader = EventReader(self.settings.max_answer_bytes)
         writer = self._translator.events()
         clock = TokenClock(self.ledger, record)
-        usage, done = NO_USAGE, False
+        usage, chunks = NO_USAGE, self.chunks(stream, engine)
         try:
-            async for events in _batches(self.chunks(stream, engine), reader):
+            async for events in _batches(chunks, self.settings.max_answer_bytes):
                 data, tokens = [], 0
                 for event in events:
-                    if event is None:
-                        done = True
-                        continue
-                    tokens += CHAT.has_token(event)
-                    usage = usage.updated(CHAT.usage(event))
-                    data.append(writer.feed(answer.event(event)))
+                    if event.failure is not None and not self.is_done:
+                        raise event.failure
+                    if event.is_done:
+                        self.is_done = answer.finished
+                    if event.content is not None:
+                        tokens += CHAT.has_token(event.content)
+                        usage = usage.updated(CHAT.usage(event.content))
+                        data.append(writer.feed(answer.event(event.content)))
                 if tokens:
                     clock.tick(tokens)
                 await self._write(writer, b"".join(data))
         finally:
             record.count(usage)
-        if not (done and answer.finished):
+        if not answer.finished:
             raise RequestError(502, "engine_broke", f"engine {engine} broke its answer off")
         record.outcome = outcome("")
         await self._keep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +14,14 @@ from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
 from jaxserve.fields import TOKEN_BUDGETS, Tier
 from jaxserve.live.calibration.fit import (
-    MAX_ERROR,
     Fit,
     fit,
     of_load_test,
     of_steps,
     predict,
 )
-from jaxserve.live.calibration.plan import CalibrationPlan
+from jaxserve.live.calibration.kept import KeptMeasurements
+from jaxserve.live.calibration.plan import MAX_ERROR, CalibrationPlan
 from jaxserve.live.calibration.sweep import EngineMeasurements, measure
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.show.text_table import TextTable
@@ -70,6 +71,8 @@ class CalibrationReport:
     """the fitted factors."""
     latency_errors: NDArray[np.float64]
     """relative error of the mean latency at every point of the load test."""
+    loads_off: TextTable
+    """loads whose TPOT or latency is off by more than ``MAX_ERROR``."""
     calibration: Calibration
     """the table's record of the calibration."""
     table: TableFile
@@ -81,43 +84,80 @@ class CalibrationReport:
         return self.measured.steps is not None
 
 
+class PoorFit(InputError):
+    """A fit whose error exceeds the accepted one."""
+
+    def __init__(self, sentence: str, loads: TextTable) -> None:
+        """Args: the error, and the table of the loads that are off."""
+        super().__init__(sentence)
+        self.loads = loads
+
+
 def calibrate(
-    target: Target, plan: CalibrationPlan, deployed: Deployed, progress: Progress
+    target: Target,
+    plan: CalibrationPlan,
+    deployed: Deployed,
+    progress: Progress,
+    keep: Path | None = None,
 ) -> CalibrationReport:
-    """Measures a running engine and fits a table to it.
+    """Measures a running engine and fits a table to it; measures on while the fit is poor, until
+    the minutes of the plan are over.
+
+    Args:
+      keep: file of the measurements so far, from which the call goes on; the caller removes it.
 
     Raises:
-      InputError: a number is out of range, ``measure`` fails, or the error of the fit exceeds
-        ``MAX_ERROR``.
+      PoorFit: the error of the fit exceeds that of the plan.
+      InputError: a number is out of range, or ``measure`` fails.
     """
     plan.check()
     deployed.load()
+    kept = KeptMeasurements() if keep is None else KeptMeasurements.read(keep)
+
+    def suffices(measured: EngineMeasurements) -> bool:
+        try:
+            calibrated(measured, deployed, plan.accept)
+        except PoorFit:
+            return False
+        except InputError:
+            pass  # more of the same does not mend it
+        return True
 
     async def run() -> EngineMeasurements:
         async with EngineClient(target) as engine:
-            return await measure(engine, plan, progress)
+            return await measure(engine, plan, progress, kept, suffices)
 
-    return calibrated(asyncio.run(run()), deployed)
+    return calibrated(asyncio.run(run()), deployed, plan.accept)
 
 
-def calibrated(measured: EngineMeasurements, deployed: Deployed) -> CalibrationReport:
+def calibrated(
+    measured: EngineMeasurements, deployed: Deployed, accept: float = MAX_ERROR
+) -> CalibrationReport:
     """Fits a table to measurements; raises as ``calibrate`` does."""
     gpu, model = deployed.load()
     budget = deployed.token_budget or measured.token_budget or EngineSettings.token_budget
     kv_tokens = float(measured.kv_pool_tokens or np.inf)
     served, steps = _served(measured), measured.steps
     found = fit(of_load_test(served, kv_tokens, budget) if steps is None else of_steps(steps))
-    _refuse_beyond(
-        found.held_out_error, f"on {found.held_out} of {found.points} loads that it was not shown"
-    )
     cost = found.cost_model(gpu.name, model.name, deployed.tensor_parallel)
     # By Little's law, for all requests in flight.
-    in_engine_s = measured.load_test.concurrency / (
-        predict(cost, served, kv_tokens, budget).requests_per_s
-    )
+    predicted = predict(cost, served, kv_tokens, budget)
+    in_engine_s = measured.load_test.concurrency / predicted.requests_per_s
     frontend_s = _frontend_s(measured, in_engine_s, cost, budget)
     errors = (in_engine_s + frontend_s) / measured.latency_s - 1
-    _refuse_beyond(float(np.abs(errors).mean()), "on the latency of the requests")
+    loads = _loads_off(served, predicted.tpot_s, errors)
+    latency_error = float(np.abs(errors).mean())
+    for error, where in (
+        (found.held_out_error, f"{found.held_out} of {found.points} loads that it was not shown"),
+        (latency_error, "the latency of the requests"),
+    ):
+        if not error <= accept:
+            raise PoorFit(
+                f"the fit is {error:.0%} off on {where}, beyond {accept:.0%}, so no table was "
+                "written: the engine may have had other work, or runs fewer sequences at a time "
+                "than --concurrency asks for; --accept takes a larger error",
+                loads,
+            )
     calibration = Calibration(
         tier=deployed.tier,
         depths=(0,) if steps is None else tuple(int(depth) for depth in np.unique(steps.depth)),
@@ -129,12 +169,13 @@ def calibrated(measured: EngineMeasurements, deployed: Deployed) -> CalibrationR
         cost,
         gpu,
         model,
-        source=f"calibrated on {source} of a running engine; {_filled(calibration)}",
-        fit_error=found.held_out_error,
+        source=f"calibrated on {source} of a running engine; {_filled(calibration)}"
+        + (f"; errors up to {accept:.0%} were accepted" if accept > MAX_ERROR else ""),
+        fit_error=max(found.held_out_error, latency_error),
         token_budget=budget,
         calibration=calibration,
     )
-    return CalibrationReport(measured, found, errors, calibration, table)
+    return CalibrationReport(measured, found, errors, loads, calibration, table)
 
 
 def report_table(report: CalibrationReport) -> TextTable:
@@ -158,6 +199,7 @@ def report_sentences(report: CalibrationReport) -> list[str]:
         f"latency of the {report.measured.requests} requests: {np.abs(errors).mean():.1%} off, "
         f"{errors.mean():+.1%} on average",
         _filled(report.calibration),
+        *(f"left out: {reason}" for reason in report.measured.left_out),
     ]
 
 
@@ -196,13 +238,28 @@ def _frontend_s(
     return max(0.0, min(float(np.median(each)) for each in beyond_s))
 
 
-def _refuse_beyond(error: float, where: str) -> None:
-    if not error <= MAX_ERROR:
-        raise InputError(
-            f"the fit is {error:.0%} off {where}, beyond {MAX_ERROR:.0%}, so no table was written: "
-            "the engine may have had other work, or runs fewer sequences at a time than "
-            "--concurrency asks for"
-        )
+def _loads_off(
+    sweep: Sweep, tpot_s: NDArray[np.float64], latency_errors: NDArray[np.float64]
+) -> TextTable:
+    """The loads whose predicted TPOT or latency is off by more than ``MAX_ERROR``."""
+    tpot_errors = tpot_s / sweep.tpot_s - 1
+    off = (np.abs(tpot_errors) > MAX_ERROR) | (np.abs(latency_errors) > MAX_ERROR)
+    rows = zip(
+        sweep.concurrency[off],
+        sweep.prompt_tokens[off],
+        sweep.output_tokens[off],
+        tpot_errors[off],
+        latency_errors[off],
+        strict=True,
+    )
+    return TextTable(
+        f"loads that the fit misses by more than {MAX_ERROR:.0%}",
+        ("in flight", "prompt tokens", "output tokens", "fitted TPOT", "fitted latency"),
+        tuple(
+            (f"{load:.0f}", f"{prompt:.0f}", f"{output:.0f}", f"{tpot:+.0%}", f"{latency:+.0%}")
+            for load, prompt, output, tpot, latency in rows
+        ),
+    )
 
 
 def _microseconds(seconds: float) -> str:

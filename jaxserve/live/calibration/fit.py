@@ -43,8 +43,6 @@ ROOFLINE = "token beyond free ones"
 
 FEWEST_POINTS = 12
 """Least number of measurements that can be fitted and checked."""
-MAX_ERROR = 0.15
-"""Largest mean relative error of an accepted fit."""
 
 _POWER = 2.0
 _KNEE_PAYS = 0.95  # required share of the error without a knee: noise alone favours any knee

@@ -9,6 +9,8 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
 
+MAX_ERROR = 0.15
+"""Largest mean relative error of a fit that is accepted without being asked for."""
 _RANGES = {
     "concurrency": (1, 4096),
     "prompt_tokens": (8, MAX_CONTEXT_TOKENS),
@@ -28,6 +30,8 @@ class CalibrationPlan:
     """Mean lengths of outputs."""
     minutes: float = 6.0
     """Time for all measurements."""
+    accept: float = MAX_ERROR
+    """Largest mean error of a fit from which a table is written."""
 
     def check(self) -> None:
         """Raises InputError if a number is out of range or appears twice."""
@@ -38,6 +42,7 @@ class CalibrationPlan:
             for value in values:
                 checks.whole(option, value, low, high)
         checks.number("--minutes", self.minutes, 0.01, 600)
+        checks.number("--accept", self.accept, 0.01, 1.0)
 
     def check_fits(self, longest: int | None) -> None:
         """Raises InputError if the longest request exceeds the engine's longest sequence.

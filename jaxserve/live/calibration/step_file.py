@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.fit import FEWEST_POINTS, MAX_ERROR, Fit, fit, of_loads
+from jaxserve.live.calibration.fit import FEWEST_POINTS, Fit, fit, of_loads
+from jaxserve.live.calibration.plan import MAX_ERROR
 from jaxserve.live.calibration.steps import Steps
 from jaxserve.sim.fit.columns import numbers, read_columns
 from jaxserve.sim.fit.plausible import check_unit

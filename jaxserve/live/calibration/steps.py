@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,11 @@ class Steps:
     depth: NDArray[np.float64]
     """drafted tokens per sequence."""
 
+    @classmethod
+    def of(cls, rows: Sequence[tuple[float, ...]]) -> Steps:
+        """Steps from rows of ``COLUMNS``."""
+        return cls(*np.array(rows, float).reshape(-1, len(COLUMNS)).T)
+
     def __len__(self) -> int:
         return len(self.seconds)
 
@@ -75,36 +80,34 @@ class Steps:
 class StepReader:
     """Collects the steps of an engine from its creation on."""
 
-    def __init__(self, engine: EngineClient, after: int) -> None:
+    def __init__(self, engine: EngineClient, rows: list[tuple[float, ...]]) -> None:
+        """Args: the engine, and the list to which rows of ``COLUMNS`` are added."""
         self._engine = engine
-        self._after = after
-        self._rows: list[tuple[float, ...]] = []
+        self._after = 0
+        self._rows = rows
+        self._lock = asyncio.Lock()
 
     @classmethod
-    async def of(cls, engine: EngineClient) -> StepReader | None:
+    async def of(cls, engine: EngineClient, rows: list[tuple[float, ...]]) -> StepReader | None:
         """A reader; None if the engine has no plug-in."""
         answer = await engine.plug_in("steps?after=0")
         if answer is None:
             return None
-        reader = cls(engine, 0)
-        reader._take(answer)
-        reader._rows.clear()
+        reader = cls(engine, [])
+        reader._take(answer)  # steps before its creation
+        reader._rows = rows
         return reader
 
     async def read_on(self) -> None:
         """Reads until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
-            await self._read()
+            await self.read()
 
-    async def all(self) -> Steps:
-        """All steps so far."""
-        await self._read()
-        values = np.array(self._rows, float).reshape(-1, len(COLUMNS))
-        return Steps(*values.T)
-
-    async def _read(self) -> None:
-        self._take(await self._engine.plug_in(f"steps?after={self._after}") or {})
+    async def read(self) -> None:
+        """Reads the steps since the last reading."""
+        async with self._lock:
+            self._take(await self._engine.plug_in(f"steps?after={self._after}") or {})
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         trace = checks.JsonObject(answer, "the plug-in's steps")

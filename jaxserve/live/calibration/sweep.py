@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 
 from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
+from jaxserve.live.calibration.kept import EngineFacts, KeptMeasurements, Point
 from jaxserve.live.calibration.plan import CalibrationPlan, longest_output
 from jaxserve.live.calibration.steps import StepReader, Steps
-from jaxserve.live.engine_client import EngineClient, TimedCompletion, cancel
+from jaxserve.live.engine_client import EngineClient, EngineError, TimedCompletion, cancel
 from jaxserve.live.prompts import RandomPrompts
 from jaxserve.sim.fit.sweep import Sweep
 
@@ -48,71 +50,121 @@ class EngineMeasurements:
     """most running sequences; None if unknown."""
     token_budget: int | None
     """most tokens of an iteration; None if unknown."""
+    left_out: tuple[str, ...] = ()
+    """points of the plan without measurements, each with its reason."""
 
 
 async def measure(
-    engine: EngineClient, plan: CalibrationPlan, progress: Progress
+    engine: EngineClient,
+    plan: CalibrationPlan,
+    progress: Progress,
+    kept: KeptMeasurements | None = None,
+    suffices: Callable[[EngineMeasurements], bool] = lambda measured: True,
 ) -> EngineMeasurements:
-    """Sweeps the grid.
+    """Sweeps the grid, from where ``kept`` ends, until the measurements suffice or time is over.
+
+    A point that completes no request in its share of the time is tried again with the minutes that
+    are left; a point that the engine refuses is not.
+
+    Args:
+      kept: measurements so far; written after every point.
+      suffices: called after every sweep; False measures all points again.
 
     Raises:
-      InputError: the engine cannot be reached, answers with an error, cannot serve the longest
-        sequences of the plan, or completes no request in a point's time.
+      InputError: the engine cannot be reached, cannot serve the longest sequences of the plan, is
+        another than that of ``kept``, or served no point.
     """
     plan.check_fits(engine.longest)
+    kept = kept or KeptMeasurements()
     prompts = RandomPrompts(_SEED)
     await prompts.learn(engine)
     for _ in range(_ANSWERS_TO_WARM_UP):
         await engine.complete(prompts.make(max(plan.prompt_tokens)), 8)
     knobs, pool = await _knobs(engine), await engine.kv_pool_tokens()
-    reader = await StepReader.of(engine)
+    reader = await StepReader.of(engine, kept.steps)
+    kept.begin(
+        EngineFacts(
+            model=engine.model,
+            kv_pool_tokens=pool,
+            batch_cap=knobs.get("batch_cap"),
+            token_budget=knobs.get("token_budget"),
+            tells_steps=reader is not None,
+            behind_gateway=engine.target.gateway_url is not None,
+        )
+    )
     reading = [asyncio.create_task(reader.read_on())] if reader else []
-    rows: list[tuple[float, ...]] = []
-    requests = 0
     ends_s = time.monotonic() + 60 * plan.minutes
-    points = plan.points
+    left_out: dict[Point, str] = {}
+    refused: set[Point] = set()
+    todo = [point for point in plan.points if point not in kept.completions]
     try:
-        for done, point in enumerate(points):
-            progress("measuring", done, len(points))
-            left_s = max(ends_s - time.monotonic(), 0.0)
-            share_s = left_s / (len(points) - done)
-            completions = await _measure_point(engine, prompts, point, share_s, left_s)
-            requests += len(completions)
-            rows.append(_row(point[0], completions))
-            for task in reading:
-                if task.done():
-                    task.result()
-        progress("measuring", len(points), len(points))
+        while True:
+            for done, point in enumerate(todo):
+                progress("measuring", done, len(todo))
+                share_s = max(ends_s - time.monotonic(), 0.0) / (len(todo) - done)
+                try:
+                    found = await _measure_point(engine, prompts, point, share_s)
+                except EngineError as error:
+                    if error.status is None:
+                        raise
+                    left_out[point] = str(error)
+                    refused.add(point)
+                    continue
+                if found:
+                    kept.completions.setdefault(point, []).extend(found)
+                    left_out.pop(point, None)
+                else:
+                    left_out[point] = f"completed no request in {share_s:.1f} s"
+                if reader:
+                    await reader.read()
+                kept.write()
+                for task in reading:
+                    if task.done():
+                        task.result()
+            progress("measuring", len(todo), len(todo))
+            measured = _measurements(kept, left_out)
+            todo = [point for point in left_out if point not in refused]
+            if time.monotonic() >= ends_s or (not todo and suffices(measured)):
+                return measured
+            todo = todo or [point for point in plan.points if point not in refused]
     finally:
         await cancel(reading)
-    *columns, latency_s = np.array(rows).T
+
+
+def _measurements(kept: KeptMeasurements, left_out: dict[Point, str]) -> EngineMeasurements:
+    facts = kept.facts
+    assert facts is not None
+    reasons = tuple(
+        f"{in_flight} in flight, prompts of {prompt} and outputs of about {output} tokens: {reason}"
+        for (in_flight, prompt, output), reason in sorted(left_out.items())
+    )
+    if not kept.completions:
+        raise InputError(
+            f"nothing was measured; more --minutes or a smaller grid is needed: {reasons[0]}"
+        )
+    points = sorted(kept.completions.items())
+    *columns, latency_s = np.array([_row(point[0], found) for point, found in points]).T
     return EngineMeasurements(
         load_test=Sweep(*columns),
         latency_s=latency_s,
-        requests=requests,
-        steps=await reader.all() if reader else None,
-        kv_pool_tokens=pool,
-        batch_cap=knobs.get("batch_cap"),
-        token_budget=knobs.get("token_budget"),
+        requests=sum(len(found) for _, found in points),
+        steps=Steps.of(kept.steps) if facts.tells_steps else None,
+        kv_pool_tokens=facts.kv_pool_tokens,
+        batch_cap=facts.batch_cap,
+        token_budget=facts.token_budget,
+        left_out=reasons,
     )
 
 
 async def _measure_point(
-    engine: EngineClient,
-    prompts: RandomPrompts,
-    point: tuple[int, int, int],
-    share_s: float,
-    left_s: float,
+    engine: EngineClient, prompts: RandomPrompts, point: Point, share_s: float
 ) -> list[TimedCompletion]:
-    """The counted completions at a point.
-
-    A point takes its share of the remaining time; a slow engine may take more for its first one.
-    """
+    """The counted completions at a point, in its share of the time; none if it took longer."""
     in_flight, prompt, output = point
     wanted = max(_FEWEST_COUNTED, _COUNTED_PER_SLOT * in_flight)
     lengths = random.Random(f"{_SEED} {point}")
     completions: list[TimedCompletion] = []
-    one, enough = asyncio.Event(), asyncio.Event()
+    enough = asyncio.Event()
 
     async def slot(place: int) -> None:
         first = max(2, round(output * (place + 1) / (in_flight + 1)))
@@ -120,30 +172,21 @@ async def _measure_point(
         while True:
             length = lengths.randint(output // 2, longest_output(output))
             completions.append(await engine.complete(prompts.make(prompt), length))
-            one.set()
             if len(completions) >= wanted:
                 enough.set()
 
     slots = [asyncio.create_task(slot(place)) for place in range(in_flight)]
-    waiting = [asyncio.create_task(event.wait()) for event in (enough, one)]
+    waiting = asyncio.create_task(enough.wait())
     try:
-        for event, limit_s in zip(waiting, (share_s, left_s - share_s), strict=True):
-            # A slot returns only by raising.
-            ended, _ = await asyncio.wait(
-                [*slots, event], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in ended:
-                task.result()
-    finally:
-        await cancel([*slots, *waiting])
-    counted = [completion for completion in completions if completion.output_tokens > 1]
-    if not counted:
-        raise InputError(
-            f"the engine completed no request in {left_s:.1f} s with {in_flight} in flight, "
-            f"prompts of {prompt} and outputs of about {output} tokens; more --minutes or a "
-            "smaller grid is needed"
+        # A slot returns only by raising.
+        ended, _ = await asyncio.wait(
+            [*slots, waiting], timeout=share_s, return_when=asyncio.FIRST_COMPLETED
         )
-    return counted
+        for task in ended:
+            task.result()
+    finally:
+        await cancel([*slots, waiting])
+    return [completion for completion in completions if completion.output_tokens > 1]
 
 
 def _row(in_flight: int, completions: list[TimedCompletion]) -> tuple[float, ...]:

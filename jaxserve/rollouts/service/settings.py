@@ -78,8 +78,9 @@ class RolloutSettings(WorkSettings):
     """Whether agents also run on the service's machine; else on registered nodes only."""
     attempts: int = 3
     """Attempts at a session whose node is lost while its agent runs."""
-    callback_attempts: int = 8
-    """Attempts to push a result to the callback URL; the result stays available."""
+    callback_attempts: int = 1450
+    """Attempts to push a result to the callback URL, for about a day; the result stays
+    available."""
     silent_s: float = 30.0
     """Time without a heartbeat after which a node is lost, s."""
     queue_s: float = 86_400.0
@@ -90,7 +91,7 @@ class RolloutSettings(WorkSettings):
         super().check()
         checks.whole("--port", self.port, 0, 65_535)
         checks.whole("--attempts", self.attempts, 1, 100)
-        checks.whole("--callback-attempts", self.callback_attempts, 1, 100)
+        checks.whole("--callback-attempts", self.callback_attempts, 1, 100_000)
         checks.number("--silent-s", self.silent_s, 0.1, 86_400.0)
         checks.number("--queue-s", self.queue_s, 0.1, 30 * 86_400.0)
 

@@ -147,7 +147,8 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
 
 
 def quantities(log: RequestLog, simulated: np.ndarray) -> list[Quantity]:
-    """Latencies and throughput, as simulated and as measured."""
+    """Latencies and throughput, as simulated and as measured; latencies of the streamed requests,
+    and no measured throughput where some were not streamed."""
     outputs = log.trace.output_tokens
     found = []
     for label, name, measured_s in (
@@ -155,6 +156,8 @@ def quantities(log: RequestLog, simulated: np.ndarray) -> list[Quantity]:
         ("TPOT", "tpot_s", log.tpot_s),
     ):
         several = np.ones(len(outputs), bool) if name == "ttft_s" else outputs > 1
+        if log.ttft_s is not None:
+            several &= np.isfinite(log.ttft_s)
         for statistic, reduce in _STATISTICS.items():
             found.append(
                 Quantity(
@@ -164,7 +167,7 @@ def quantities(log: RequestLog, simulated: np.ndarray) -> list[Quantity]:
                 )
             )
     measured = None
-    if log.ttft_s is not None and log.tpot_s is not None:
+    if log.ttft_s is not None and log.tpot_s is not None and np.isfinite(log.ttft_s).all():
         measured = _tokens_per_s(log.trace.arrival_s, outputs, log.ttft_s, log.tpot_s)
     throughput = _tokens_per_s(
         simulated["arrival_s"], outputs, simulated["ttft_s"], simulated["tpot_s"]
@@ -187,6 +190,17 @@ def trace_notes(trace: Trace, context_tokens: int | None) -> list[str]:
             "model of the table computes them all the same"
         )
     return notes
+
+
+def unstreamed_note(log: RequestLog) -> str | None:
+    """Sentence on requests without latencies of a log that has others; None without such."""
+    unstreamed = 0 if log.ttft_s is None else int(np.isnan(log.ttft_s).sum())
+    if not unstreamed:
+        return None
+    return (
+        f"{unstreamed:,} of {len(log.trace):,} requests were not streamed: they are played, and "
+        "the latencies are those of the others"
+    )
 
 
 def unserved_note(trace: Trace, simulated: np.ndarray, by: ServedBy) -> str | None:
@@ -230,7 +244,8 @@ def frontend_of(log: RequestLog, simulated: np.ndarray) -> float | None:
         return None
     waited_s = simulated["first_scheduled_s"] - simulated["arrival_s"]
     steps_s = simulated["tpot_s"][simulated["tpot_s"] > 0]
-    ready = np.flatnonzero(waited_s < (steps_s.mean() if len(steps_s) else 0.0))
+    is_ready = waited_s < (steps_s.mean() if len(steps_s) else 0.0)
+    ready = np.flatnonzero(is_ready & np.isfinite(log.ttft_s))
     shortest = ready[np.argsort(simulated["prompt_tokens"][ready], kind="stable")]
     chosen = shortest[: len(ready) // 3]
     if len(chosen) < _FEWEST_READY:

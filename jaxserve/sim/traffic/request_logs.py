@@ -15,6 +15,7 @@ Requests that failed are left out, and counted. Times are seconds unless their u
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ from jaxserve.sim.traffic.traces import Trace, load_trace
 
 Array = NDArray[np.float64]
 _Row = tuple[float, int, int, float, float]
-"""Arrival (s), prompt and output tokens, TTFT (s), TPOT (s; NaN for one token)."""
+"""Arrival (s), prompt and output tokens, TTFT (s), TPOT (s; NaN for one token); both latencies are
+NaN where the request was not streamed."""
 _MAX_S = 1e12
 MAX_LOG_BYTES = 256 * 2**20
 """Bytes of the largest log."""
@@ -50,9 +52,10 @@ class RequestLog:
     trace: Trace
     """when they came, and how long they were; ``skipped`` are those that failed."""
     ttft_s: Array | None
-    """float64[n], time to first token; None where the file does not tell."""
+    """float64[n], time to first token, NaN for requests that were not streamed; None where the file
+    does not tell."""
     tpot_s: Array | None
-    """float64[n], mean time per token after the first, NaN for outputs of one; None likewise."""
+    """float64[n], mean time per further token, also NaN for outputs of one; None likewise."""
     of_client: bool = False
     """whether times are those of the engine's client, with a front end in them."""
 
@@ -158,6 +161,8 @@ def _log(
         whole=of_file if part.stated else None,
     )
     ttft_s, tpot_s = (times[taken] / second for times in latencies)
+    if np.isnan(ttft_s).all():
+        return RequestLog(trace, None, None, of_client=not unsure)
     return RequestLog(trace, ttft_s, tpot_s, of_client=not unsure)
 
 
@@ -276,17 +281,20 @@ def _either(row: checks.JsonObject, field: str) -> int:
 
 
 def _of_gateway(name: str, first: Any, data: bytes) -> Iterator[_Row | None]:
-    """Requests that were completed, with their tokens counted."""
+    """Requests that were completed, with the tokens of their one output counted; latencies are NaN
+    where it was not streamed."""
     del first
     for row in _lines(name, data):
         counted = row.get("prompt_tokens") and row.get("output_tokens")
-        streamed = row.get("first_token_s") is not None and not row.get("parallel")
-        if row.get("outcome") != "completed" or not counted or not streamed:
+        if row.get("outcome") != "completed" or not counted or row.get("parallel"):
             yield None
             continue
         prompt, output = (
             row.whole(field, 1, MAX_TOKENS) for field in ("prompt_tokens", "output_tokens")
         )
+        if row.get("first_token_s") is None:
+            yield row.number("arrival_s", 0, _MAX_S), prompt, output, math.nan, math.nan
+            continue
         start_s, first_s, last_s = (
             row.number(field, 0, _MAX_S) for field in ("arrival_s", "first_token_s", "last_token_s")
         )

@@ -211,15 +211,15 @@ def test_an_engine_that_talks_nonsense(says: bytes, reason: str, start: Start) -
 
 
 def test_garbage_inside_a_stream_passes_unread(start: Start) -> None:
-    """Bytes that are no event of the dialect reach the client as they came; a stream without a
-    finish reason counts as broken."""
+    """Bytes that are no event of the dialect reach the client as they came, and the request counts
+    as failed."""
     body = b"data: {broken\n\ndata: [1]\n\n: comment\n\ndata: {}\n\nno end"
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
     with RawServer(head % len(body) + body) as raw:
         gateway = start([f"sglang={raw.url}"])
         assert gateway.post({"stream": True}).content == body
         (record,) = gateway.records(1)
-        assert (record["outcome"], record["reason"]) == ("failed", "engine_broke")
+        assert (record["outcome"], record["reason"]) == ("failed", "engine_garbage")
         assert record["output_tokens"] is None
 
 

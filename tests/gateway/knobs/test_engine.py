@@ -95,7 +95,12 @@ def test_shares_are_rounded_to_blocks(vllm: PluginEngine) -> None:
         (200, b'{"engines": []}', "an engine's control answers something else"),
         (200, b'{"engines": [{"engine_id": 1, "knobs": [1]}]}', "something else"),
         (404, b"{}", "engine vllm-0 has no /jaxserve/control"),
-        (401, b'{"error": "the token is wrong"}', "engine vllm-0 refused: the token is wrong"),
+        (
+            401,
+            b'{"error": "the token is wrong"}',
+            "engine vllm-0 refused: the token is wrong; control=VARIABLE of --engine names the "
+            "variable with the token of its knobs",
+        ),
         (500, b"<html>", "engine vllm-0 refused with status 500"),
     ],
 )

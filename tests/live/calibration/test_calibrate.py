@@ -13,12 +13,12 @@ import jaxserve
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.calibrate import (
     Deployed,
+    PoorFit,
     calibrated,
     report_sentences,
     report_table,
 )
-from jaxserve.live.calibration.fit import MAX_ERROR
-from jaxserve.live.calibration.plan import CalibrationPlan
+from jaxserve.live.calibration.plan import MAX_ERROR, CalibrationPlan
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
@@ -104,6 +104,29 @@ def test_a_poor_fit_is_refused(measured) -> None:
     for wrong in (wild, replace(measured, latency_s=measured.latency_s * factors)):
         with pytest.raises(InputError, match=f"beyond {MAX_ERROR:.0%}, so no table was written"):
             calibrated(wrong, DEPLOYED)
+
+
+def test_a_larger_error_is_accepted_only_in_writing(measured) -> None:
+    """The table says so, and its error is the larger one; the loads that are off are named in
+    either case, with their side."""
+    slow = measured.load_test.prompt_tokens == 768
+    other_work = replace(measured, latency_s=measured.latency_s * np.where(slow, 3.0, 1.0))
+    with pytest.raises(PoorFit, match="--accept takes a larger error") as refused:
+        calibrated(other_work, DEPLOYED)
+    rows = refused.value.loads.rows
+    assert len(rows) == slow.sum() and {row[1] for row in rows} == {"768"}
+    assert all(row[-1].startswith("-6") for row in rows)
+    report = calibrated(other_work, DEPLOYED, accept=0.4)
+    assert report.loads_off.rows == rows
+    metadata = report.table.metadata
+    assert metadata.source.endswith("errors up to 40% were accepted")
+    assert metadata.fit_error == np.abs(report.latency_errors).mean() > 0.15
+
+
+def test_points_that_were_left_out_are_named(measured) -> None:
+    """Beside what was measured."""
+    told = report_sentences(calibrated(replace(measured, left_out=("24 in flight",)), DEPLOYED))
+    assert told[-1] == "left out: 24 in flight"
 
 
 def test_requests_that_the_engine_lets_wait_do_not_run(measured) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from jaxserve.engine_control.step_log import StepLoad
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.fit import fit, of_steps
+from jaxserve.live.calibration.kept import KeptMeasurements
 from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.live.calibration.sweep import EngineMeasurements, measure
 from jaxserve.live.engine_client import EngineClient, Target
@@ -24,14 +29,18 @@ LOAD = {"decode_seqs": 4, "kv_tokens": 1000.0, "chunks": ((64, 0),)}
 
 
 def sweep(
-    url: str, plan: CalibrationPlan = PLAN
+    url: str,
+    plan: CalibrationPlan = PLAN,
+    kept: KeptMeasurements | None = None,
+    suffices: Callable[[EngineMeasurements], bool] = lambda measured: True,
 ) -> tuple[EngineMeasurements, list[tuple[str, int, int]]]:
     """What is measured, and the progress that was told."""
     told: list[tuple[str, int, int]] = []
 
     async def run() -> EngineMeasurements:
         async with EngineClient(Target(url)) as client:
-            return await measure(client, plan, lambda *progress: told.append(progress))
+            note = lambda *progress: told.append(progress)  # noqa: E731
+            return await measure(client, plan, note, kept, suffices)
 
     return asyncio.run(run()), told
 
@@ -77,20 +86,69 @@ def test_the_steps_of_a_sweep_give_the_engine_back() -> None:
     assert np.unique(measured.steps.depth).tolist() == [0]
 
 
-def test_an_engine_that_fails_ends_the_sweep() -> None:
-    """With its own words, and no request is left behind."""
+def test_points_that_the_engine_refuses_are_left_out() -> None:
+    """Each with the engine's own words, and no request is left behind; the others are measured."""
     with (
         running() as engine,
         RunningGateway([f"vllm={engine.url},cap=1"], queue=0, look_ahead=0) as gateway,
     ):
-        with pytest.raises(InputError, match=r"an error: 429 .*full"):
-            sweep(gateway.url)
+        measured, _ = sweep(gateway.url)
         wait_for_rest(engine)
+    assert measured.load_test.concurrency.tolist() == [1.0] * 6
+    assert len(measured.left_out) == 12
+    said = r"^2 in flight, prompts of 16 and outputs of about 8 tokens: .*an error: 429 .*full"
+    assert re.search(said, measured.left_out[0])
+
+
+def test_an_engine_that_goes_away_leaves_what_was_measured(tmp_path: Path) -> None:
+    """A further call goes on: points are measured once, also of another plan, until the
+    measurements suffice; then it reads nothing but the file."""
+    path = tmp_path / "mine.measured.json"
+    with running() as engine:
+        first, _ = sweep(engine.url, replace(PLAN, concurrency=(1,)), KeptMeasurements.read(path))
+    with pytest.raises(InputError, match="cannot be reached"):
+        sweep(engine.url, PLAN, KeptMeasurements.read(path))
+    with running() as engine:
+        measured, told = sweep(engine.url, PLAN, KeptMeasurements.read(path))
+        rows = len(engine.loop.log.after(0)["rows"])
+        again, _ = sweep(engine.url, PLAN, KeptMeasurements.read(path))
+        assert len(engine.loop.log.after(0)["rows"]) - rows < 0.1 * rows  # those of the warm-up
+    assert told[0] == ("measuring", 0, 12) and len(measured.load_test) == 18
+    assert first.steps is not None and measured.steps is not None and again.steps is not None
+    assert len(first.steps) < len(measured.steps) <= len(again.steps)
+    np.testing.assert_allclose(measured.load_test.tpot_s[:6], first.load_test.tpot_s, rtol=1e-9)
+    assert again.requests == measured.requests
+    with running(token_budget=1024) as other, pytest.raises(InputError, match="another engine"):
+        sweep(other.url, PLAN, KeptMeasurements.read(path))
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"facts": 3}', '{"facts": {"model": "m"}}'])
+def test_a_file_that_holds_no_measurements(content: str, tmp_path: Path) -> None:
+    """Is refused with its name."""
+    path = tmp_path / "mine.measured.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"mine\.measured\.json"):
+        KeptMeasurements.read(path)
+
+
+def test_minutes_that_are_left_are_used() -> None:
+    """While the measurements do not suffice, every point is measured again."""
+    seen: list[int] = []
+
+    def suffices(measured: EngineMeasurements) -> bool:
+        seen.append(measured.requests)
+        return len(seen) == 3
+
+    with running() as engine:
+        measured, told = sweep(engine.url, replace(PLAN, concurrency=(1,)), suffices=suffices)
+    assert seen[0] < seen[1] < seen[2] == measured.requests
+    assert told.count(("measuring", 6, 6)) == 3
 
 
 def test_time_that_does_not_suffice() -> None:
-    """Is said where it runs out."""
-    refused = pytest.raises(InputError, match=r"no request in .* s with 1 in flight, prompts of 16")
+    """Is said where nothing was measured in it."""
+    said = r"^nothing was measured.*: 1 in flight, prompts of 16 .* completed no request in .* s$"
+    refused = pytest.raises(InputError, match=said)
     with running(speed=0.2) as engine, refused:
         sweep(engine.url, CalibrationPlan((1,), (16,), (8,), minutes=0.001))
 

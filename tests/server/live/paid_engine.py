@@ -75,10 +75,11 @@ class PaidEngine(FakeServer):
         if self.mode == "garbage":
             yield b"\x00\xff" * 200_000
             return
-        token = event({"choices": [{"delta": {"content": "x"}} if chat else {"text": "x"}]})
+        token = {"delta": {"content": "x"}} if chat else {"text": "x"}
         for place in range(10**9 if self.mode == "endless" else output):
+            finish = "length" if place + 1 == output else None
             if self.mode != "reasoning":
-                yield token
+                yield event({"choices": [token | {"finish_reason": finish}]})
             if self.mode == "cut" and place == 0:
                 raise RuntimeError("as asked")
             await asyncio.sleep(0)

@@ -22,6 +22,7 @@ from jaxserve.sim.reference.own_log import (
     quantities,
     simulate,
     unserved_note,
+    unstreamed_note,
 )
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.traffic.prompt_blocks import from_ids
@@ -53,6 +54,22 @@ def test_its_own_log_is_reproduced() -> None:
     found = quantities(RequestLog(trace, log["ttft_s"], tpot_s), log)
     assert len(found) == 7
     assert all(each.error == pytest.approx(0.0, abs=1e-9) for each in found)
+
+
+def test_requests_without_latencies_are_played_and_not_compared() -> None:
+    """The other latencies are compared with those of the same requests; throughput is not."""
+    trace = _trace()
+    log = simulate(trace, _COST, ServedBy(kv_tokens=20_000))
+    tpot_s = np.where(trace.output_tokens > 1, log["tpot_s"], np.nan)
+    hidden = np.arange(len(trace)) % 2 == 0
+    part = [np.where(hidden, np.nan, times) for times in (log["ttft_s"], tpot_s)]
+    found = RequestLog(trace, part[0], part[1], of_client=True)
+    *latencies, throughput = quantities(found, log)
+    assert all(each.error == pytest.approx(0.0, abs=1e-9) for each in latencies)
+    assert throughput.measured is None
+    assert frontend_of(found, log) in (None, 0.0)
+    assert str(unstreamed_note(found)).startswith("30 of 60 requests were not streamed")
+    assert unstreamed_note(RequestLog(trace, log["ttft_s"], tpot_s)) is None
 
 
 def test_more_engines_and_a_front_end() -> None:

@@ -62,6 +62,22 @@ def test_every_format_gives_the_same(text: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(log.tpot_s, [0.02, np.nan])
 
 
+def test_requests_of_a_gateway_that_were_not_streamed(tmp_path: Path) -> None:
+    """They belong to the load, and have no latencies; with none that was streamed there are no
+    latencies at all. Several outputs of one request are no output of known length."""
+    path = tmp_path / "records.jsonl"
+    streamed, whole, *_ = map(json.loads, _gateway().splitlines())
+    whole |= {"first_token_s": None, "last_token_s": None}
+    several = streamed | {"parallel": True}
+    path.write_text("\n".join(map(json.dumps, [streamed, whole, several])))
+    log = load_request_log(path)
+    assert log.trace.prompt_tokens.tolist() == [512, 64] and log.trace.skipped == 1
+    assert log.ttft_s is not None
+    np.testing.assert_allclose(log.ttft_s, [np.nan, 0.5])
+    path.write_text(json.dumps(whole))
+    assert load_request_log(path).ttft_s is None
+
+
 def test_a_trace_tells_no_latencies(tmp_path: Path) -> None:
     """It is read as ``load_trace`` does."""
     path = tmp_path / "trace.csv"

@@ -62,13 +62,14 @@ def _error(error: RequestError) -> Mapping[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
-def _finish(event: Mapping[str, Any]) -> str | None:
+def _finishes(event: Mapping[str, Any]) -> dict[int, str | None]:
+    """The stop reason under 0, and the end of a stream apart, under 1."""
     if event.get("type") == "message_stop":
-        return "message_stop"
+        return {1: "message_stop"}
     delta = event.get("delta")
     holder = delta if isinstance(delta, dict) else event
     reason = holder.get("stop_reason")
-    return None if reason is None else str(reason)
+    return {0: str(reason)} if reason else {}
 
 
 MESSAGES = Dialect(
@@ -78,7 +79,7 @@ MESSAGES = Dialect(
     has_token=lambda event: event.get("type") == "content_block_delta",
     is_error=lambda event: event.get("type") == "error",
     usage=lambda event: openai_usage(event, "message"),
-    finish=_finish,
+    finishes=_finishes,
     translation=Translation(
         to_chat, answer_body, MessagesEventWriter, model_body, models_body, count_body
     ),

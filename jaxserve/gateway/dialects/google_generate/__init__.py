@@ -13,7 +13,7 @@ from jaxserve.gateway.dialects.dialect import (
     ModelCard,
     Translation,
     Usage,
-    first_finish,
+    finishes_by_index,
 )
 from jaxserve.gateway.dialects.google_generate.answers import (
     GoogleEventWriter,
@@ -97,7 +97,7 @@ GOOGLE = Dialect(
     has_token=_has_token,
     is_error=lambda event: event.get("error") is not None,
     usage=_usage,
-    finish=lambda event: first_finish(event.get("candidates"), "finishReason"),
+    finishes=lambda event: finishes_by_index(event.get("candidates"), "finishReason"),
     translation=Translation(
         to_chat, answer_body, GoogleEventWriter, model_body, models_body, count_body
     ),

@@ -30,15 +30,15 @@ def _error_event(error: RequestError, events: int) -> bytes:
     return named_event("error", body)
 
 
-def _finish(event: Mapping[str, Any]) -> str | None:
+def _finishes(event: Mapping[str, Any]) -> dict[int, str | None]:
     """``completed`` or ``incomplete``, of the event that ends a stream or of a whole answer."""
     kind = str(event.get("type"))
     if kind in ("response.completed", "response.incomplete"):
-        return kind.removeprefix("response.")
+        return {0: kind.removeprefix("response.")}
     status = event.get("status") if event.get("object") == "response" else None
     if status in ("failed", "cancelled"):
-        return "error"
-    return str(status) if status in ("completed", "incomplete") else None
+        return {0: "error"}
+    return {0: str(status)} if status in ("completed", "incomplete") else {}
 
 
 RESPONSES = Dialect(
@@ -48,7 +48,7 @@ RESPONSES = Dialect(
     has_token=lambda event: str(event.get("type")).endswith(".delta"),
     is_error=lambda event: event.get("type") in ("error", "response.failed"),
     usage=lambda event: openai_usage(event, "response"),
-    finish=_finish,
+    finishes=_finishes,
     translation=Translation(
         to_chat, answer_body, ResponsesEventWriter, model_body, models_body, count_body
     ),

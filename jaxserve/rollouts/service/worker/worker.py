@@ -84,6 +84,8 @@ class SessionWorker:
                 await work.finish()
             except InputError as error:
                 await work.end(lifecycle.ERROR, str(error))
+            except _LeaseLost:
+                raise
             except Exception as error:
                 _LOG.exception("session %s failed", lease.session.id)
                 reason = f"the node failed: {type(error).__name__}: {error}"

@@ -6,7 +6,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from jaxserve.rollouts.service.api.results import task_result
+import httpx
+import pytest
+
+from jaxserve.rollouts.service.api import results
+from jaxserve.rollouts.service.api.results import ResultPusher, task_result
+from jaxserve.rollouts.service.settings import RolloutSettings
 from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.lifecycle import COMPLETED, ERROR, RUNNING
 
@@ -42,4 +47,27 @@ def test_the_list_of_tasks_agrees_with_their_results(tmp_path: Path) -> None:
         assert len(told[name]) == 3
     assert empty["mean_reward"] is listed["none"]["mean_reward"] is None
     assert listed["none"]["completions"] is None
+    state.close()
+
+
+@pytest.mark.anyio
+async def test_a_result_is_pushed_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that is away for a minute, or for a night, gets it; waits grow to 60 s."""
+    state = StateDatabase(tmp_path / "state.sqlite3")
+    state.submit("t", {**SPEC, "callback_url": "http://127.0.0.1:1/"}, 1, False)
+    pusher = ResultPusher(state, RolloutSettings.callback_attempts)
+    waits_s: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits_s.append(seconds)
+
+    async def refused(*request: object, **content: object) -> None:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(results.asyncio, "sleep", wait)
+    monkeypatch.setattr(pusher._http, "post", refused)
+    await pusher._push("t", 0)
+    assert max(waits_s) == 60.0 and 86_000 < sum(waits_s) < 90_000
     state.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,33 @@ def test_refusals_are_no_completions(service: RunningService) -> None:
     assert one["failures"] == {"not_supported": 1}
     (task,) = service.http.get("/tasks").json()["tasks"]
     assert task["completions"] == 1
+
+
+@pytest.mark.anyio
+async def test_a_lost_lease_is_no_crash(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session that was cancelled, or given to another node, ends without a word in the log."""
+    ended: list[object] = []
+
+    class Run:
+        """A run whose lease is gone."""
+
+        def __init__(self, *parts: object) -> None:
+            """Takes the parts of a run."""
+
+        async def finish(self) -> None:
+            """Finds that its lease is lost."""
+            raise work._LeaseLost
+
+        async def end(self, *reason: object) -> None:
+            """Notes an end that nobody may write."""
+            ended.append(reason)
+
+    monkeypatch.setattr(work, "_SessionRun", Run)
+    parts: Any = SimpleNamespace(pools={}, session=SimpleNamespace(id="t.1"))
+    await work.SessionWorker(parts, parts, parts, parts).finish(parts)
+    assert not ended and not caplog.records
 
 
 @pytest.mark.parametrize(
