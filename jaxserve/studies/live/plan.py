@@ -112,8 +112,9 @@ def load_study(path: Path) -> Study:
 
 def _plan(data: JsonObject) -> CalibrationPlan:
     item = data.inside("calibration", ("concurrency", "prompt_tokens", "output_tokens", "minutes"))
+    lists: dict[str, Any] = {name: tuple(item.entries(name)) for name in item if name != "minutes"}
     plan = CalibrationPlan(
-        **{name: tuple(item.entries(name)) for name in item if name != "minutes"},
+        **lists,
         minutes=item.number("minutes", 0.01, 600, CalibrationPlan.minutes),
     )
     plan.check()
