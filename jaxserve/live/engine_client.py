@@ -187,10 +187,9 @@ class EngineClient:
         """Objects of a stream, and the times of their arrival; raises EngineError at a failure."""
         reader = EventReader()
         async for chunk in response.content.iter_any():
-            now_s = time.monotonic()
             for event in reader.feed(chunk):
                 if (content := self._content(event, url)) is not None:
-                    yield now_s, content
+                    yield time.monotonic(), content
             if len(reader.rest) > _MAX_EVENT_BYTES:
                 raise EngineError(f"{self._name(url)} streams an event that does not end")
         for event in reader.end():
