@@ -128,9 +128,9 @@ def plan_deployment(
         draft=draft,
         split=split,
     )
-    console = result_console()
+    tell = partial(result_console().print, soft_wrap=True)
+    tell(traffic)
     options, excluded = engine_options(inputs)
-    tell = partial(console.print, soft_wrap=True)
     options = measured_options(options, inputs, load_test, table, tell)
     found = None
     if check is not None:
@@ -141,7 +141,7 @@ def plan_deployment(
             checked = check_server(check, inputs, planned, progress)
         found = check_json(checked)
         for sentence in checked.sentences():
-            console.print(sentence, soft_wrap=True)
+            tell(sentence)
         inputs = dataclasses.replace(inputs, frontend_s=checked.frontend_s)
         options = options_as_checked(options, checked, inputs)
     with progress_bars() as progress, on_backend(backend):
@@ -151,11 +151,11 @@ def plan_deployment(
     names = write_folder(out, plan)
     kept_file(out).unlink(missing_ok=True)
     for sentence in (headline(plan), *certainty(plan), _growth(plan.bears)):
-        console.print(sentence, soft_wrap=True)
+        tell(sentence)
     for each in plan.neighbours:
         if each.binds:
-            console.print(f"{each.difference}: missed, bound by {each.binds}", soft_wrap=True)
-    console.print(f"wrote {out}: {', '.join(names)}", soft_wrap=True)
+            tell(f"{each.difference}: missed, bound by {each.binds}")
+    tell(f"wrote {out}: {', '.join(names)}")
 
 
 def _growth(bears: tuple[float, bool]) -> str:
