@@ -78,7 +78,8 @@ def test_an_answer_and_its_files(
     assert cli.main([*BASE, *SMALL, "--trace", str(trace), "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == FILES
     assert {path.name for path in tmp_path.iterdir()} == {"out", "trace.jsonl"}
-    assert capsys.readouterr().out.startswith("trace.jsonl: 100 requests in 19.9 s")
+    printed = capsys.readouterr().out
+    assert printed.startswith("trace.jsonl: 100 requests in 19.9 s")
     plan = json.loads((out / "plan.json").read_text(encoding="utf-8"))
     low, high = plan["interval_95"]["attainment"]
     assert low <= plan["result"]["attainment"] <= high
@@ -96,7 +97,7 @@ def test_an_answer_and_its_files(
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "prefers-color-scheme: dark" in page and page.count("<svg") == 2
     assert "http://" not in page.split("<pre>")[0] and "src=" not in page
-    printed = capsys.readouterr().out
+    printed = printed
     assert plan["answer"] in printed and "wrote" in printed
 
 
