@@ -97,7 +97,6 @@ def test_an_answer_and_its_files(
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "prefers-color-scheme: dark" in page and page.count("<svg") == 2
     assert "http://" not in page.split("<pre>")[0] and "src=" not in page
-    printed = printed
     assert plan["answer"] in printed and "wrote" in printed
 
 
