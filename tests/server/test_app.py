@@ -13,11 +13,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 from websockets.sync.client import connect
 
 from jaxserve.runtime.child_processes import own_process, wait_until_answers
+from server import app
 from server.app import option_parser
 from server.local import free_port
+from server.server_settings import Settings
 from tests.patience import PATIENCE_S
 
 Own = AbstractContextManager[subprocess.Popen[str]]
@@ -122,3 +125,13 @@ def test_help_is_all_that_is_printed(tmp_path: Path) -> None:
     assert code == 0
     assert output.startswith("usage: ")
     assert "terminate" not in output
+
+
+def test_a_client_that_answers_no_ping_keeps_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A trainer that generates for a minute answers none; only silence ends a connection."""
+    served: list[uvicorn.Config] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: served.append(self.config))
+    app._serve(Settings.from_environment(), [])
+    assert served[0].ws_ping_timeout is None and served[0].ws_ping_interval
