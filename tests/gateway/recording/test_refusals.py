@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -145,7 +147,11 @@ def test_an_engine_that_is_away_got_nothing(start: Start, tmp_path: Path) -> Non
     with TokenEngine("vllm") as gone:
         agent = Agent(started(start, gone, tmp_path))
     long = json.dumps(ASKED | {"user": "x" * 100_000}).encode()
-    assert post(agent, long).status_code == 503
+    with socket.socket() as kept:
+        # No other server gets the port meanwhile.
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", urlsplit(gone.url).port))
+        assert post(agent, long).status_code == 503
     (record,) = agent.records()
     assert (record.reason, record.sent, record.engine) == ("engine_unreachable", None, "")
     assert len(record.received) == 16_384
