@@ -31,7 +31,7 @@ GIVES = {
     "trace": "--trace of all commands, simulate",
     "log": "simulate, which compares with its latencies",
 }
-"""What a format may give, and the commands that read it."""
+"""Kinds of data that a format may give, and the commands that read them."""
 NEEDED = ("concurrency", "prompt length", "output length", "TPOT")
 """Quantities without which rows are no load test."""
 _SHOWN = 12

@@ -21,7 +21,7 @@ from jaxserve.sim.fit.load_test import FitReport
 from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.reference.own_log import ServedBy, simulate
-from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.traffic.traces import Trace
 
 _ROUNDS = 2
@@ -51,7 +51,20 @@ def _in_closed_form(
     sweep: Sweep, cost: CostModel, option: EngineOption, token_budget: int
 ) -> Sweep:
     """Rows with what the closed form would say where the played engine says what was measured."""
-    loop = closed_loop(
+    loop = in_closed_loop(sweep, cost, option, token_budget)
+    ttft_s, tpot_s = played(sweep, cost, option, token_budget)
+    return replace(
+        sweep,
+        tpot_s=sweep.tpot_s * loop.tpot_s / tpot_s,
+        ttft_s=None if sweep.ttft_s is None else sweep.ttft_s * loop.ttft_p50_s / ttft_s,
+    )
+
+
+def in_closed_loop(
+    sweep: Sweep, cost: CostModel, option: EngineOption, token_budget: int
+) -> ClosedLoop:
+    """The closed form of each row, with the memory of the largest batch cap."""
+    return closed_loop(
         cost,
         sweep.concurrency,
         sweep.prompt_tokens,
@@ -60,12 +73,6 @@ def _in_closed_form(
         kv_tokens=option.kv_tokens(LARGEST_CAP, token_budget),
         token_budget=token_budget,
         sequence_kv=option.sequence_kv,
-    )
-    ttft_s, tpot_s = played(sweep, cost, option, token_budget)
-    return replace(
-        sweep,
-        tpot_s=sweep.tpot_s * loop.tpot_s / tpot_s,
-        ttft_s=None if sweep.ttft_s is None else sweep.ttft_s * loop.ttft_p50_s / ttft_s,
     )
 
 

@@ -102,7 +102,7 @@ class Check:
     """delay between client and engine, s."""
 
     def sentences(self) -> list[str]:
-        """What was found."""
+        """The comparison in sentences."""
         off = self.factor - 1.0
         side = "slower" if off > 0 else "faster"
         return [

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.plan.as_played import fit_as_played
+from jaxserve.plan.as_played import fit_as_played, in_closed_loop
 from jaxserve.plan.capacity import usual_in_flight
 from jaxserve.plan.doubt import Doubt
 from jaxserve.plan.inputs import PlanInputs
@@ -32,7 +32,7 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.formats import STORED_BYTES
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
+from jaxserve.sim.table.closed_loop import ClosedLoop
 from jaxserve.sim.table.extent import Extent
 from jaxserve.sim.table.file import read_table_file
 
@@ -201,8 +201,8 @@ def fit_load_test(test: LoadTest, inputs: PlanInputs, options: Sequence[EngineOp
         )
     model = load_model(inputs.model).name
     sweep = read_sweep(test.paths, test.tensor_parallel, model=model)
-    _check_times(sweep, option, named)
     engine = MeasuredEngine(test.tensor_parallel, option.tier)
+    _check_times(sweep, option, engine.token_budget, named)
     report = fit_as_played(
         sweep,
         option,
@@ -320,17 +320,9 @@ def transferred(measured: Measured, other: CostModel) -> CostModel:
     return replace(other, **changes)
 
 
-def _check_times(sweep: Sweep, option: EngineOption, named: str) -> None:
+def _check_times(sweep: Sweep, option: EngineOption, token_budget: int, named: str) -> None:
     def predict(rows: Sweep) -> ClosedLoop:
-        return closed_loop(
-            option.cost,
-            rows.concurrency,
-            rows.prompt_tokens,
-            rows.output_tokens,
-            tier=option.tier,
-            kv_tokens=option.kv_tokens(512, 2048),
-            sequence_kv=option.sequence_kv,
-        )
+        return in_closed_loop(rows, option.cost, option, token_budget)
 
     usual = float(np.median(sweep.tpot_s / predict(sweep).tpot_s))
     if not 1 / _OTHER_MODEL <= usual <= _OTHER_MODEL:

@@ -108,7 +108,7 @@ def test_a_unit_of_time_and_a_part_go_with_a_trace() -> None:
 
 
 def test_a_part_of_the_tasks_own_trace_is_another_trace() -> None:
-    """It has inputs of its own, by which searches are kept, and no scores."""
+    """A part has inputs of its own, by which searches are kept, and no scores."""
     whole = load_setup("trace_replay")
     own = whole.spec.trace
     parts = [load_setup("trace_replay", trace=own, trace_for=span) for span in ("5min", "10min")]

@@ -125,7 +125,7 @@ def read_sweep(
 
 
 class _Facts(NamedTuple):
-    """What the points of a file do not hold."""
+    """Facts of a file beside its points."""
 
     name: str
     format: str
@@ -238,7 +238,7 @@ def _mean_lengths(runs: Runs, prompt: Array, output: Array, tpot_s: Array) -> tu
 
 
 def _note(sweep: Sweep, facts: Sequence[_Facts]) -> str:
-    """What was understood, in one line."""
+    """The content of the files as it was understood, in one line."""
     others = f" and {len(facts) - 1} more" if len(facts) > 1 else ""
     formats = ", ".join(dict.fromkeys(each.format for each in facts))
     text = (

@@ -230,8 +230,8 @@ def unserved_note(trace: Trace, simulated: np.ndarray, by: ServedBy) -> str | No
 def frontend_of(log: RequestLog, simulated: np.ndarray) -> float | None:
     """Delay of the front end that a client's log shows, s.
 
-    It is the median of measured less simulated TTFT, at least 0, of the requests that found the
-    engine ready: of these the third with the shortest prompts, whose own time is least.
+    The delay is the median of measured less simulated TTFT, at least 0, of the requests that found
+    the engine ready: of these the third with the shortest prompts, whose own time is least.
 
     Args:
       log: measured latencies.

@@ -108,7 +108,7 @@ def replay(directory: Path, host_s: float = HOST_S) -> np.ndarray:
 def fitted_host_s(shared: Path, third: int | None = None) -> tuple[float, float]:
     """Host time of a step of vLLM 0.19, fitted to both of its runs.
 
-    It has the least mean error of the runs' statistics, from 0 to a millisecond.
+    This time has the least mean error of the runs' statistics, from 0 to a millisecond.
 
     Args:
       shared: directory of measurements, with both runs.

@@ -1,6 +1,6 @@
 """Official clients that hold conversations, each in its own dialect.
 
-What the engine says in a turn stands in the header ``x-stub`` of the request.
+The engine's words of a turn stand in the header ``x-stub`` of the request.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DialectClient(Protocol):
     """An official client in a session."""
 
     def user(self, text: str) -> Any:
-        """What a user says."""
+        """A message of the user."""
 
     def result(self, call: tuple[str, str, Any], text: str) -> Any:
         """The result of a call."""
