@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.fields import MAX_DEPTH
+from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.machine.hardware import EngineSettings
 from jaxserve.sim.machine.memory import BLOCK_TOKENS, SequenceKv, check_prefix_caching
 
@@ -85,6 +86,8 @@ class Knobs(GpuKnobs):
 
     prefill_gpus: int = 0
     """GPUs that only prefill; 0 = every GPU does both."""
+    replicas: int | None = None
+    """GPUs that are to serve, of a deployment with a fleet; None for all."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ class ReferenceSettings:
     """delay between engine and client."""
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     """settings of every engine."""
+    fleet: FleetSettings | None = None
+    """start-up and draining of replicas; None where all serve all the time."""
 
     def __post_init__(self) -> None:
         checks.whole("num_gpus", self.num_gpus, 1)

@@ -1,0 +1,357 @@
+"""Rules played on recorded demand in the fast simulator, many settings at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.arrays.batching import add_up
+from jaxserve.autoscale.history import Fleetwide, Reading
+from jaxserve.autoscale.rules import (
+    RULES,
+    RuleMemory,
+    ScalingRule,
+    first_memory,
+    kept,
+    parameters,
+)
+from jaxserve.env import ServeEnv
+from jaxserve.sim.fast.fleet import init_fleet
+from jaxserve.sim.fast.latency import TTFT_EDGES_S, ttft_quantile
+from jaxserve.sim.fast.state import SimState, init_sim
+from jaxserve.sim.fast.window import advance_window
+from jaxserve.sim.traffic.workload import Arrivals
+from jaxserve.types import ServeAction, WindowMetrics
+
+STATIC = "static"
+"""Name of a fleet that is never scaled, whose one number is its replicas."""
+KINDS = (STATIC, *RULES)
+"""Kinds of lanes: a static fleet and every rule."""
+MOST_PARAMETERS = max(len(parameters(rule)) for rule in RULES.values())
+LANES = 64
+"""Settings that are played side by side; the compiled program is one for all."""
+CHUNK_WINDOWS = 240
+"""Windows that a call plays, between which progress is shown."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A setting to play: a kind and its numbers in the order of the rule's parameters."""
+
+    kind: str
+    values: tuple[float, ...]
+
+    @classmethod
+    def default(cls, kind: str) -> Lane:
+        """A rule with the values of its source."""
+        return cls(kind, tuple(found.default for found in parameters(RULES[kind]).values()))
+
+    @property
+    def rule(self) -> ScalingRule:
+        """The rule with these numbers."""
+        return RULES[self.kind](*self.values)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FleetWindows:
+    """Sums of a lane over the windows of a block; float32 [..., blocks] each."""
+
+    seconds: jax.Array
+    """length of the block."""
+    ended: jax.Array
+    """requests that completed, were rejected or lost."""
+    good: jax.Array
+    """requests that met both objectives."""
+    rented_s: jax.Array
+    """seconds of replicas that were paid for."""
+    cost_usd: jax.Array
+    """US dollars of GPUs and electricity."""
+    changes: jax.Array
+    """changes of the number of replicas that are wanted."""
+    missed_s: jax.Array
+    """seconds of windows in which less than the target share met its objectives."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Carry:
+    sim: SimState
+    memory: RuleMemory
+    reading: Reading
+    latencies: Latencies
+
+
+def wanted_by(
+    fleet: Fleetwide, kind: jax.Array, values: jax.Array, memory: RuleMemory, reading: Reading
+) -> tuple[jax.Array, RuleMemory]:
+    """Replicas that a lane wants, float32, and its next memory.
+
+    Args:
+      kind: int32, index into ``KINDS``.
+      values: float32[MOST_PARAMETERS], numbers of the lane.
+    """
+
+    def static(memory: RuleMemory) -> tuple[jax.Array, RuleMemory]:
+        return kept(memory, fleet.clip(values[0]))
+
+    def of(rule: type) -> Callable[[RuleMemory], tuple[jax.Array, RuleMemory]]:
+        numbers = values[: len(parameters(rule))]
+        return lambda memory: rule(*numbers).want(fleet, memory, reading)
+
+    return jax.lax.switch(kind, [static, *map(of, RULES.values())], memory)
+
+
+def first_reading(serving: float) -> Reading:
+    """Reading of an idle fleet."""
+    zero = jnp.float32(0.0)
+    idle = dict.fromkeys(Reading.__dataclass_fields__, zero)
+    return Reading(**idle | {"serving": jnp.float32(serving)})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Latencies:
+    """Latencies of the last minute's windows, the newest first."""
+
+    exceeded: jax.Array
+    """float32[N, E], first tokens later than each edge."""
+    first_tokens: jax.Array
+    """float32[N]"""
+    completed: jax.Array
+    """float32[N, F]"""
+    tpot_s: jax.Array
+    """float32[N, F], mean time per output token of each class."""
+
+
+def no_latencies(class_count: int, window_s: float) -> Latencies:
+    """Latencies before any request."""
+    count = max(round(60.0 / window_s), 1)
+    by_class = jnp.zeros((count, class_count))
+    return Latencies(jnp.zeros((count, len(TTFT_EDGES_S))), jnp.zeros(count), by_class, by_class)
+
+
+def read_window(
+    latencies: Latencies,
+    metrics: WindowMetrics,
+    prompt_tokens: jax.Array,
+    window_s: float,
+    serving: jax.Array,
+    starting: jax.Array,
+) -> tuple[Reading, Latencies]:
+    """Reading at the end of a window, and the last minute's latencies with it.
+
+    Args:
+      latencies: latencies of the windows before.
+      metrics: metrics of the window.
+      prompt_tokens: float32[F], mean prompt of each class.
+      window_s: seconds of the window.
+      serving: replicas that serve at its end.
+      starting: replicas that start at its end.
+    """
+    newest = Latencies(
+        metrics.ttft_exceeded, add_up(metrics.first_tokens), metrics.completed, metrics.tpot_s
+    )
+    latencies = jax.tree.map(
+        lambda new, old: jnp.concatenate([new[None], old[:-1]]), newest, latencies
+    )
+    first = jnp.sum(latencies.first_tokens)
+    ttft = ttft_quantile(jnp.sum(latencies.exceeded, axis=0), first, 0.9)
+    reading = Reading(
+        waiting=add_up(metrics.waiting),
+        running=add_up(metrics.running),
+        kv_usage=metrics.kv_occupancy,
+        waiting_tokens=add_up(metrics.waiting * prompt_tokens),
+        arrivals_rps=add_up(metrics.arrivals) / window_s,
+        ttft_p90_s=jnp.where(first > 0.5, ttft, 0.0),
+        tpot_p90_s=_tpot_p90(latencies.tpot_s.ravel(), latencies.completed.ravel()),
+        serving=jnp.asarray(serving, jnp.float32),
+        starting=jnp.asarray(starting, jnp.float32),
+    )
+    return reading, latencies
+
+
+def _tpot_p90(tpot_s: jax.Array, completed: jax.Array) -> jax.Array:
+    """The mean TPOT of a class in a window that nine tenths of the requests do not exceed; 0 where
+    none completed.
+
+    Args:
+      tpot_s: float32[M], means.
+      completed: float32[M], requests of each.
+    """
+    slower = tpot_s[None, :] > tpot_s[:, None]
+    beyond = jnp.sum(jnp.where(slower, completed[None, :], 0.0), axis=1)
+    total = jnp.sum(completed)
+    holds = (beyond <= 0.1 * total) & (completed > 0.0)
+    least = jnp.min(jnp.where(holds, tpot_s, jnp.inf))
+    return jnp.where((total > 0.5) & jnp.isfinite(least), least, 0.0)
+
+
+class FleetPlayer:
+    """Plays lanes on the recording of an environment whose deployment has a fleet.
+
+    Args:
+      env: windows, traffic and deployment; ``deployment.num_gpus`` are the most replicas.
+      fleet: constants of the rules.
+      action: knobs beside the replicas, which do not change.
+      target: share of requests inside the objectives that is asked for.
+      key: typed key of start-up times, the same for all lanes.
+      initial: replicas that serve at the start; None for all.
+    """
+
+    def __init__(
+        self,
+        env: ServeEnv,
+        fleet: Fleetwide,
+        action: ServeAction,
+        target: float,
+        key: jax.Array,
+        initial: int | None = None,
+    ) -> None:
+        assert env.workload.replay_counts is not None
+        self.env, self.fleet, self.action = env, fleet, action
+        self.target, self.key = target, key
+        self.initial = fleet.most if initial is None else initial
+        self.counts = np.asarray(env.workload.replay_counts)
+        rejected = env.workload.replay_rejected
+        empty = np.zeros((len(self.counts), self.counts.shape[2]), np.float32)
+        self.rejected = empty if rejected is None else np.asarray(rejected)
+
+    def play(
+        self,
+        lanes: Sequence[Lane],
+        windows: slice,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> FleetWindows:
+        """Plays lanes on windows of the recording.
+
+        Returns:
+          sums over blocks of ``CHUNK_WINDOWS`` windows, float32[lanes, blocks].
+        """
+        parts = []
+        for first in range(0, len(lanes), LANES):
+            batch = list(lanes[first : first + LANES])
+            filled = batch + [batch[0]] * (LANES - len(batch))
+            parts.append(self._play(filled, windows, progress))
+        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        return jax.tree.map(lambda leaf: leaf[: len(lanes)], joined)
+
+    def _play(
+        self, lanes: Sequence[Lane], windows: slice, progress: Callable[[int], None]
+    ) -> FleetWindows:
+        kinds = jnp.asarray([KINDS.index(lane.kind) for lane in lanes], jnp.int32)
+        values = np.zeros((len(lanes), MOST_PARAMETERS), np.float32)
+        for row, lane in zip(values, lanes, strict=True):
+            row[: len(lane.values)] = lane.values
+        carry = self._start(len(lanes))
+        counts, rejected = self.counts[windows], self.rejected[windows]
+        sums = []
+        for first in range(0, len(counts), CHUNK_WINDOWS):
+            chunk, turned_away = (
+                all_of[first : first + CHUNK_WINDOWS] for all_of in (counts, rejected)
+            )
+            played = len(chunk)
+            lacking = CHUNK_WINDOWS - played
+            chunk = np.pad(chunk, ((0, lacking), (0, 0), (0, 0)))
+            turned_away = np.pad(turned_away, ((0, lacking), (0, 0)))
+            carry, found = _chunk(
+                self.env,
+                self.action,
+                kinds,
+                jnp.asarray(values),
+                carry,
+                (chunk, turned_away, np.arange(CHUNK_WINDOWS) < played),
+                self.target,
+                self.fleet,
+            )
+            sums.append(jax.tree.map(np.asarray, found))
+            progress(played * len(lanes))
+        return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *sums)
+
+    def _start(self, lanes: int) -> _Carry:
+        classes = self.env.workload.classes
+        count = classes.prompt_tokens.shape[0]
+        sim = init_sim(count, self.env.time_scale, classes.output_ages)
+        state = init_fleet(self.key, self.fleet.most, jnp.int32(self.initial), count)
+        carry = _Carry(
+            dataclasses.replace(sim, fleet=state),
+            first_memory(self.fleet, self.initial),
+            first_reading(self.initial),
+            no_latencies(count, self.fleet.window_s),
+        )
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (lanes, *leaf.shape)), carry)
+
+
+@functools.partial(jax.jit, static_argnames="fleet")
+def _chunk(
+    env: ServeEnv,
+    action: ServeAction,
+    kinds: jax.Array,
+    values: jax.Array,
+    carry: _Carry,
+    traffic: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    target: float,
+    fleet: Fleetwide,
+) -> tuple[_Carry, FleetWindows]:
+    """Plays a chunk of windows in all lanes; sums float32[lanes]."""
+    classes = env.workload.classes
+
+    def lane(kind: jax.Array, numbers: jax.Array, carry: _Carry) -> tuple[_Carry, FleetWindows]:
+        def window(carry: _Carry, row: tuple[jax.Array, jax.Array, jax.Array]):
+            counts, rejected, counted = row
+            wanted, memory = wanted_by(fleet, kind, numbers, carry.memory, carry.reading)
+            arrivals = Arrivals(
+                counts=counts,
+                rate_rps=jnp.sum(counts) / env.window_s,
+                regime=jnp.int32(0),
+                acceptance_scale=jnp.float32(1.0),
+                rejected=rejected,
+            )
+            sim, metrics = advance_window(
+                carry.sim,
+                action,
+                arrivals,
+                deployment=env.deployment,
+                classes=classes,
+                table=env.table,
+                slo=env.slo,
+                window_s=env.window_s,
+                replicas=wanted.astype(jnp.int32),
+            )
+            state = sim.fleet
+            assert state is not None
+            reading, latencies = read_window(
+                carry.latencies,
+                metrics,
+                classes.prompt_tokens,
+                env.window_s,
+                jnp.sum(state.serving),
+                jnp.sum(state.starting),
+            )
+            ended = add_up(metrics.completed + metrics.rejected + metrics.lost)
+            good = add_up(metrics.good)
+            missed = (ended > 0.5) & (good < target * ended)
+            sums = FleetWindows(
+                seconds=jnp.float32(env.window_s),
+                ended=ended,
+                good=good,
+                rented_s=state.rented * env.window_s,
+                cost_usd=metrics.cost_usd,
+                changes=(wanted != carry.memory.wanted[0]).astype(jnp.float32),
+                missed_s=jnp.where(missed, env.window_s, 0.0),
+            )
+            sums = jax.tree.map(lambda value: jnp.where(counted, value, 0.0), sums)
+            return _Carry(sim, memory, reading, latencies), sums
+
+        carry, rows = jax.lax.scan(window, carry, traffic)
+        return carry, jax.tree.map(jnp.sum, rows)
+
+    return jax.vmap(lane)(kinds, values, carry)

@@ -1,0 +1,132 @@
+"""From a deployment and recorded demand to the rule that scales it best."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from jaxserve.agents.progress import Progress, stage_progress
+from jaxserve.autoscale.answer import AutoscaleAnswer, by_start_up, confirmation, judge
+from jaxserve.autoscale.confirm import play_reference
+from jaxserve.autoscale.play import LANES, STATIC, FleetWindows, Lane
+from jaxserve.autoscale.rules import RULES
+from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
+from jaxserve.autoscale.tuning import FIRST_LANES, NEAR_LANES, Tried, tune
+from jaxserve.errors import InputError
+from jaxserve.sim.machine.cost_model import IterationTimer
+
+STARTS_S = (0.0, 30.0, 60.0, 120.0, 300.0)
+"""Start-up times of the curve of savings, s."""
+MOST_CONFIRMED = 60_000
+"""Requests that the reference simulator plays of the judged part."""
+
+
+def parse_rules(names: str) -> tuple[str, ...]:
+    """Names of rules, separated by commas, or ``all``.
+
+    Raises:
+      InputError: an unknown name, or one given twice.
+    """
+    if names == "all":
+        return tuple(RULES)
+    found = tuple(name.strip() for name in names.split(","))
+    for name in found:
+        if name not in RULES:
+            raise InputError(f"--rules has {name!r}; the rules are {', '.join(RULES)}, or all")
+    if len(set(found)) != len(found):
+        raise InputError(f"--rules is {names}; name each rule once")
+    return found
+
+
+def autoscale(
+    demand: FleetDemand,
+    kinds: Sequence[str],
+    timer: IterationTimer,
+    progress: Progress | None = None,
+) -> AutoscaleAnswer:
+    """Tunes rules on the first part of the recording and judges them on the rest.
+
+    Args:
+      demand: deployment and traffic.
+      kinds: names of rules.
+      timer: iteration times of the reference simulator.
+      progress: told what is played.
+    """
+    report = _counter(progress, "what a replica bears", 1)
+    player = demand.player()
+    report(1)
+    tried = _tune(demand, kinds, "tuning", progress)
+    windows = demand.test.stop - demand.test.start
+    shown = (len(kinds) * 10 + 2 * demand.most) * windows
+    report = _counter(progress, "judging", shown)
+    answer = judge(demand, tried, lambda lanes: player.play(lanes, demand.test, report))
+    if answer.winner.kind != STATIC:
+        curve = by_start_up(
+            STARTS_S,
+            lambda start_s: _for_start(demand, answer.winner.kind, start_s, progress),
+            demand.target,
+        )
+        answer = dataclasses.replace(answer, by_start_s=curve)
+    return dataclasses.replace(answer, confirmed=_confirm(demand, answer, timer, progress))
+
+
+def _tune(
+    demand: FleetDemand, kinds: Sequence[str], what: str, progress: Progress | None
+) -> dict[str, Tried]:
+    lanes = len(kinds) * (1 + FIRST_LANES + NEAR_LANES) + demand.most
+    total = -(-lanes // LANES) * LANES * (demand.train.stop - demand.train.start)
+    return tune(demand, demand.player(), kinds, _counter(progress, what, total))
+
+
+def _counter(progress: Progress | None, stage: str, total: int) -> Callable[[int], None]:
+    """A function that is told of further steps of a stage."""
+    report, done = stage_progress(stage, progress), 0
+
+    def add(steps: int) -> None:
+        nonlocal done
+        done = min(done + steps, total)
+        if report is not None:
+            report(done, total)
+
+    return add
+
+
+def _for_start(
+    demand: FleetDemand, kind: str, start_s: float, progress: Progress | None
+) -> tuple[Tried, Callable[[Sequence[Lane]], FleetWindows]]:
+    """A rule tuned for a start-up time, and what plays the judged part under it."""
+    settings = dataclasses.replace(demand.settings, start_s=(start_s, start_s))
+    deployment = dataclasses.replace(demand.env.deployment, fleet=settings.on_device())
+    env = dataclasses.replace(demand.env, deployment=deployment)
+    other = dataclasses.replace(demand, env=env, settings=settings)
+    # What a replica bears does not depend on how long it takes to start.
+    object.__setattr__(other, "fleet", demand.fleet)
+    tried = _tune(other, (kind,), f"start-up of {start_s:g} s", progress)
+    player = other.player()
+    return tried[kind], lambda lanes: player.play(lanes, other.test)
+
+
+def _confirm(
+    demand: FleetDemand,
+    answer: AutoscaleAnswer,
+    timer: IterationTimer,
+    progress: Progress | None,
+) -> dict[str, dict[str, float]]:
+    """The winner in the reference simulator, and in the fast one on the same windows."""
+    requests = (demand.rates_rps[demand.test] * WINDOW_S).cumsum()
+    count = int((requests <= MOST_CONFIRMED).sum())
+    windows = slice(demand.test.start, demand.test.start + max(count, 1))
+    lane = Lane(answer.winner.kind, answer.winner.values)
+    group = demand.setup.spec.deployment.tensor_parallel
+    report = _counter(progress, "reference simulator", windows.stop - windows.start)
+    reference = play_reference(demand, lane, timer, windows, report)
+    fast = demand.player().play([lane], windows)
+    hours = float(fast.rented_s[0].sum()) / 3600.0
+    return {
+        "reference": confirmation(reference, group),
+        "fast": {
+            "attainment": float(fast.good[0].sum() / max(fast.ended[0].sum(), 1e-9)),
+            "gpu_hours": hours * group,
+            "mean_replicas": hours * 3600.0 / ((windows.stop - windows.start) * WINDOW_S),
+        },
+    }
