@@ -1,10 +1,10 @@
-"""llm-d's scored benchmark of its SLO-aware law, played here: `python -m benchmarks.llmd_staircase`.
+"""llm-d's scored benchmark of its SLO-aware law: `python -m benchmarks.llmd_staircase`.
 
-The benchmark and its result are llm-d/llm-d's, guides/workload-autoscaling/slo-aware
-(benchmark-templates/BENCHMARK.md and scored-config.yml): Qwen3-32B with TP2 on H100s, a staircase of
-rates, 3 to 8 replicas that are warm after about 100 s, TTFT 3 s and TPOT 100 ms. The law scored 95.8 %
-at 5.93 replicas on average, the static fleet of 8 100 %. Nothing of the law or of the replica is fitted
-to that result.
+Benchmark and result are llm-d/llm-d's, guides/workload-autoscaling/slo-aware
+(benchmark-templates/BENCHMARK.md and scored-config.yml): Qwen3-32B with TP2 on H100s, a staircase
+of rates, 3 to 8 replicas that are warm after about 100 s, TTFT 3 s and TPOT 100 ms. The law scored
+95.8 % at 5.93 replicas on average, the static fleet of 8 100 %. Nothing of the law or of the
+replica is fitted to that result.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import csv
 import tempfile
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +41,18 @@ def write_trace(path: Path, seed: int) -> None:
         for arrival in start_s + np.arange(rate * seconds) / rate:
             prompt = float(np.clip(rng.normal(4000, 300), 3500, 4500))
             output = float(np.clip(rng.normal(1000, 80), 900, 1100))
-            rows.append((f"{arrival:.3f}", round(prompt), round(output)))
+            rows.append((_time(arrival), round(prompt), round(output)))
         start_s += seconds
     # A last request at the end of the tail, so that the recording lasts as long.
-    rows.append((f"{start_s + TAIL_S:.3f}", 4000, 900))
+    rows.append((_time(start_s + TAIL_S), 4000, 900))
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
         writer.writerows(rows)
+
+
+def _time(seconds: float) -> str:
+    return (datetime(2026, 1, 1) + timedelta(seconds=seconds)).isoformat(" ", "microseconds")
 
 
 def demand_of(folder: Path, seed: int) -> FleetDemand:
@@ -95,8 +100,9 @@ def main() -> None:
             whole = slice(0, demand.windows)
             lanes = {"static 8": Lane(STATIC, (8.0,)), "slo_law": Lane.default("slo_law")}
             for label, lane in lanes.items():
-                rows[label].append(score(play_reference(demand, lane, timer, whole)))
-                print(seed, label, *(f"{value:.2f}" for value in rows[label][-1]), flush=True)
+                found = score(play_reference(demand, lane, timer, whole))
+                rows[label].append(found)
+                print(f"seed {seed}, {label}: {found[0]:.2f} %, {found[1]:.2f} replicas")
     lines = [
         "| fleet | published met % | here | published replicas | here |",
         "| --- | --: | --: | --: | --: |",
@@ -115,9 +121,9 @@ _HEAD = """\
 # llm-d's staircase
 
 Written by `python -m benchmarks.llmd_staircase --markdown docs/llmd_staircase.md`; nothing here is
-typed in but what llm-d published. Qwen3-32B with TP2 on H100s, 4,000 prompt and 1,000 output tokens,
-2-4-6-8-10-4-1 requests/s, TTFT 3 s, TPOT 100 ms, 3 to 8 replicas, warm after 100 s, in the reference
-simulator with the data sheet's table. Means over seeds of the traffic.
+typed in but what llm-d published. Qwen3-32B with TP2 on H100s, 4,000 prompt and 1,000 output
+tokens, 2-4-6-8-10-4-1 requests/s, TTFT 3 s, TPOT 100 ms, 3 to 8 replicas, warm after 100 s, in the
+reference simulator with the data sheet's table. Means over seeds of the traffic.
 
 """
 

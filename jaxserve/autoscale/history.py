@@ -24,9 +24,13 @@ class Reading:
     arrivals_rps: jax.Array
     """requests that arrived, per second."""
     ttft_p90_s: jax.Array
-    """90th percentile of the time to first token over a minute, s; 0 where none came."""
+    """90th percentile of the time to first token over a minute as a histogram tells it, s; 0 where
+    none came."""
     tpot_p90_s: jax.Array
-    """90th percentile of the time per output token over a minute, s; 0 where none ended."""
+    """the same of the time per output token, s; 0 where none ended."""
+    coming_wait_s: jax.Array
+    """time that a request which arrives now will wait, by Little's law: waiting requests over first
+    tokens a second, s."""
     serving: jax.Array
     """replicas that serve."""
     starting: jax.Array

@@ -263,7 +263,8 @@ class SloLaw:
     With s the mean over 45 s of min(max(P90 TTFT / S1, P90 TPOT / S2), 2), n replicas provisioned
     and c the share of them that is ready: above ``up_at`` n + ceil(n (s c / up_at - 1)) are
     wanted, below ``down_at`` n - floor(n (1 - s / down_at)). Percentiles are over a minute; without
-    traffic they are 0.
+    traffic they are 0. The law is run with predicted latencies, which see a queue before the first
+    tokens of its requests do; here TTFT is at least the wait that a new request meets.
     """
 
     name: ClassVar[str] = "slo_law"
@@ -279,9 +280,8 @@ class SloLaw:
         self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
     ) -> tuple[jax.Array, RuleMemory]:
         """See ``ScalingRule``."""
-        worst = jnp.maximum(
-            reading.ttft_p90_s / fleet.ttft_slo_s, reading.tpot_p90_s / fleet.tpot_slo_s
-        )
+        ttft_s = jnp.maximum(reading.ttft_p90_s, reading.coming_wait_s)
+        worst = jnp.maximum(ttft_s / fleet.ttft_slo_s, reading.tpot_p90_s / fleet.tpot_slo_s)
         signal = push(memory.signal, jnp.minimum(worst, 2.0))
         s = mean_over(signal, jnp.float32(45.0), fleet.window_s)
         n = jnp.maximum(reading.provisioned, 1.0)

@@ -76,6 +76,8 @@ def autoscale_fleet(
     from jaxserve.autoscale.setup import load_demand
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.sim.machine.fleet import FleetSettings
+    from jaxserve.sim.machine.hardware import load_gpu
+    from jaxserve.sim.machine.models import load_model
     from jaxserve.sim.table.file import read_table_file
 
     show = import_plots("jaxserve.show.autoscale", "jaxserve autoscale")
@@ -113,8 +115,9 @@ def autoscale_fleet(
             **given,
         )
         spec = demand.setup.spec
-        name = demand.setup.inputs.get("table") or f"{spec.model}__{spec.hardware}"
-        timer = read_table_file(given.get("table", name)).metadata.cost_model
+        served = load_model(model or spec.model).name, load_gpu(hardware or spec.hardware).name
+        named = "__".join(served) if table is None else table
+        timer = read_table_file(named).metadata.cost_model
         answer = autoscale(demand, kinds, timer, progress)
     note_trace(trace, demand.setup.trace, demand.env)
     fleet = demand.fleet

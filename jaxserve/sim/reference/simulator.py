@@ -451,9 +451,7 @@ class ReferenceSimulator:
         if knobs.replicas is not None:
             checks.whole("replicas", knobs.replicas, 1, self.settings.num_gpus)
             if self.settings.fleet is None:
-                raise InputError(
-                    "replicas is given, but the deployment's replicas serve all the time"
-                )
+                raise InputError("replicas is given, but all replicas of the deployment serve")
 
     def _set_knobs(self, engine: Engine, tier: int) -> None:
         """Knobs in force on an engine that runs in ``tier``, which may not be the one asked for."""
