@@ -7,17 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
 from jaxserve.autoscale.confirm import Confirmed
 from jaxserve.autoscale.play import STATIC, FleetWindows, Lane
 from jaxserve.autoscale.rules import RULES, parameters
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
 from jaxserve.autoscale.tuning import Tried
+from jaxserve.evaluation.episode_statistics import ratio_interval
 
 _HOUR_S = 3600.0
-_RESAMPLES = 2000
 _LEAST_BLOCKS = 5
 
 
@@ -156,42 +154,23 @@ def _winner(
 
 def _result(lane: Lane, windows: FleetWindows, index: int, tuned: bool, group: int) -> LaneResult:
     good, ended = (np.asarray(getattr(windows, name)[index], float) for name in ("good", "ended"))
-    inside = good.sum() / max(ended.sum(), 1e-9)
-    low, high = _interval(good, ended, inside)
+    inside = ratio_interval(good, ended)
+    enough = len(good) >= _LEAST_BLOCKS
     hours = windows.rented_s[index].sum() / _HOUR_S
     seconds = float(windows.seconds[index].sum())
     return LaneResult(
         kind=lane.kind,
         values=lane.values,
         tuned=tuned,
-        attainment=float(inside),
-        attainment_low=low,
-        attainment_high=high,
+        attainment=inside.mean,
+        attainment_low=inside.low if enough else inside.mean,
+        attainment_high=inside.high if enough else inside.mean,
         gpu_hours=float(hours * group),
         mean_replicas=float(hours * _HOUR_S / seconds),
         cost_usd=float(windows.cost_usd[index].sum()),
         changes_per_hour=float(windows.changes[index].sum() / seconds * _HOUR_S),
         missed_share=float(windows.missed_s[index].sum() / seconds),
     )
-
-
-def _interval(
-    good: NDArray[np.float64], ended: NDArray[np.float64], inside: float
-) -> tuple[float, float]:
-    """95 % interval of the share ``good / ended`` over blocks that are drawn anew; the share itself
-    where there are fewer than five blocks."""
-    if len(good) < _LEAST_BLOCKS:
-        return float(inside), float(inside)
-    found = stats.bootstrap(
-        (good, ended),
-        lambda g, e, axis: g.sum(axis) / np.maximum(e.sum(axis), 1e-9),
-        paired=True,
-        vectorized=True,
-        n_resamples=_RESAMPLES,
-        method="percentile",
-        rng=0,
-    ).confidence_interval
-    return float(found.low), float(found.high)
 
 
 def by_start_up(

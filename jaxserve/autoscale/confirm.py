@@ -69,7 +69,7 @@ def play_reference(
         replay_places=jnp.int32(1),
     )
     env = dataclasses.replace(env, workload=workload)
-    initial = fleet.most if demand.initial is None else demand.initial
+    initial = lane.serving(demand.first_replicas(windows))
     count = windows.stop - windows.start
     episode = ReferenceEpisode(
         env, jax.random.key(demand.seed), timer, count, demand.setup.trace, initial

@@ -70,9 +70,9 @@ class Fleetwide:
         return jnp.clip(jnp.nan_to_num(wanted, nan=self.least), self.least, self.most)
 
 
-def fresh(length: int, value: float) -> jax.Array:
+def fresh(length: int, value: float | jax.Array) -> jax.Array:
     """float32[length], a history that holds ``value`` throughout, the newest entry first."""
-    return jnp.full(length, value, jnp.float32)
+    return jnp.full(length, jnp.asarray(value, jnp.float32))
 
 
 def push(history: jax.Array, value: jax.Array) -> jax.Array:

@@ -6,19 +6,16 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from jaxserve.arrays.batching import add_up
 from jaxserve.autoscale.history import Fleetwide, Reading
 from jaxserve.autoscale.rules import (
     RULES,
     RuleMemory,
-    ScalingRule,
     first_memory,
     kept,
     parameters,
@@ -64,10 +61,9 @@ class Lane:
         """A rule with the values of its source."""
         return cls(kind, tuple(found.default for found in parameters(RULES[kind]).values()))
 
-    @property
-    def rule(self) -> ScalingRule:
-        """The rule with these numbers."""
-        return RULES[self.kind](*self.values)
+    def serving(self, initial: int) -> int:
+        """Replicas that serve at the start: ``initial``, or all of a static fleet."""
+        return round(self.values[0]) if self.kind == STATIC else initial
 
 
 @jax.tree_util.register_dataclass
@@ -120,11 +116,10 @@ def wanted_by(
     return jax.lax.switch(kind, [static, *map(of, RULES.values())], memory)
 
 
-def first_reading(serving: float) -> Reading:
+def first_reading(serving: float | jax.Array) -> Reading:
     """Reading of an idle fleet."""
-    zero = jnp.float32(0.0)
-    idle = dict.fromkeys(Reading.__dataclass_fields__, zero)
-    return Reading(**idle | {"serving": jnp.float32(serving)})
+    idle: dict[str, Any] = dict.fromkeys(Reading.__dataclass_fields__, jnp.float32(0.0))
+    return Reading(**idle | {"serving": jnp.asarray(serving, jnp.float32)})
 
 
 @jax.tree_util.register_dataclass
@@ -227,7 +222,7 @@ class FleetPlayer:
       action: knobs beside the replicas, which do not change.
       target: share of requests inside the objectives that is asked for.
       key: typed key of start-up times, the same for all lanes.
-      initial: replicas that serve at the start; None for all.
+      initial: replicas that serve at the start of windows, where they are scaled.
     """
 
     def __init__(
@@ -237,12 +232,12 @@ class FleetPlayer:
         action: ServeAction,
         target: float,
         key: jax.Array,
-        initial: int | None = None,
+        initial: Callable[[slice], int],
     ) -> None:
         assert env.workload.replay_counts is not None
         self.env, self.fleet, self.action = env, fleet, action
         self.target, self.key = target, key
-        self.initial = fleet.most if initial is None else initial
+        self.initial = initial
         self.counts = np.asarray(env.workload.replay_counts)
         rejected = env.workload.replay_rejected
         empty = np.zeros((len(self.counts), self.counts.shape[2]), np.float32)
@@ -274,7 +269,7 @@ class FleetPlayer:
         values = np.zeros((len(lanes), MOST_PARAMETERS), np.float32)
         for row, lane in zip(values, lanes, strict=True):
             row[: len(lane.values)] = lane.values
-        carry = self._start(len(lanes))
+        carry = self._start(lanes, self.initial(windows))
         counts, rejected = self.counts[windows], self.rejected[windows]
         sums = []
         for first in range(0, len(counts), CHUNK_WINDOWS):
@@ -291,7 +286,7 @@ class FleetPlayer:
                 kinds,
                 jnp.asarray(values),
                 carry,
-                (chunk, turned_away, np.arange(CHUNK_WINDOWS) < played),
+                tuple(map(jnp.asarray, (chunk, turned_away, np.arange(CHUNK_WINDOWS) < played))),
                 self.target,
                 self.fleet,
             )
@@ -299,18 +294,22 @@ class FleetPlayer:
             progress(played * len(lanes))
         return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *sums)
 
-    def _start(self, lanes: int) -> _Carry:
+    def _start(self, lanes: Sequence[Lane], initial: int) -> _Carry:
         classes = self.env.workload.classes
         count = classes.prompt_tokens.shape[0]
         sim = init_sim(count, self.env.time_scale, classes.output_ages)
-        state = init_fleet(self.key, self.fleet.most, jnp.int32(self.initial), count)
-        carry = _Carry(
-            dataclasses.replace(sim, fleet=state),
-            first_memory(self.fleet, self.initial),
-            first_reading(self.initial),
-            no_latencies(count, self.fleet.window_s),
-        )
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (lanes, *leaf.shape)), carry)
+
+        def one(serving: jax.Array) -> _Carry:
+            state = init_fleet(self.key, self.fleet.most, serving.astype(jnp.int32), count)
+            return _Carry(
+                dataclasses.replace(sim, fleet=state),
+                first_memory(self.fleet, serving),
+                first_reading(serving),
+                no_latencies(count, self.fleet.window_s),
+            )
+
+        serving = jnp.asarray([lane.serving(initial) for lane in lanes], jnp.float32)
+        return jax.vmap(one)(serving)
 
 
 @functools.partial(jax.jit, static_argnames="fleet")
@@ -320,7 +319,7 @@ def _chunk(
     kinds: jax.Array,
     values: jax.Array,
     carry: _Carry,
-    traffic: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    traffic: tuple[jax.Array, jax.Array, jax.Array],
     target: float,
     fleet: Fleetwide,
 ) -> tuple[_Carry, FleetWindows]:

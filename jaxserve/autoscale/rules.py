@@ -93,7 +93,7 @@ def parameters(rule: type | ScalingRule) -> dict[str, Parameter]:
     return {field.name: field.metadata["parameter"] for field in fields}
 
 
-def first_memory(fleet: Fleetwide, wanted: float) -> RuleMemory:
+def first_memory(fleet: Fleetwide, wanted: float | jax.Array) -> RuleMemory:
     """Memory of a rule at the start, when ``wanted`` replicas serve."""
     length = fleet.windows(LONGEST_S)
     return RuleMemory(

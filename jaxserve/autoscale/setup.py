@@ -52,7 +52,8 @@ class FleetDemand:
     least: int = 1
     """least number of replicas."""
     initial: int | None = None
-    """replicas that serve at the start; None for all."""
+    """replicas that serve at the start, where they are scaled; None for one more than the rate of
+    the first minutes needs."""
 
     @property
     def most(self) -> int:
@@ -116,7 +117,14 @@ class FleetDemand:
             fleet = dataclasses.replace(self._unmeasured, least=1)
         assert fleet is not None
         key = jax.random.key(self.seed)
-        return FleetPlayer(env, fleet, self.action, self.target, key, self.initial)
+        initial = self.first_replicas if counts is None else lambda _: 1
+        return FleetPlayer(env, fleet, self.action, self.target, key, initial)
+
+    def first_replicas(self, windows: slice) -> int:
+        """Replicas that serve at the start of windows of the recording, where they are scaled."""
+        if self.initial is not None:
+            return self.initial
+        return min(int(self.least_replicas(windows)[0]) + 1, self.most)
 
     def least_replicas(self, windows: slice) -> NDArray[np.float64]:
         """float64[windows], ``ceil(rate / what a replica bears)``: the lower bound over time.
@@ -223,10 +231,5 @@ def _borne(demand: FleetDemand, rates: NDArray[np.float64]) -> NDArray[np.bool_]
 
 def attainment(windows: FleetWindows) -> NDArray[np.float64]:
     """float64[lanes], share of the requests inside both objectives."""
-    good, ended = windows.good.sum(axis=1), windows.ended.sum(axis=1)
+    good, ended = (np.asarray(each, float).sum(axis=1) for each in (windows.good, windows.ended))
     return good / np.maximum(ended, 1e-9)
-
-
-def gpu_hours(windows: FleetWindows, group: int) -> NDArray[np.float64]:
-    """float64[lanes], GPU hours rented; ``group`` GPUs are a replica."""
-    return windows.rented_s.sum(axis=1) * group / 3600.0

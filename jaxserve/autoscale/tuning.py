@@ -56,7 +56,7 @@ class Tried:
 def first_lanes(kind: str, seed: int) -> list[Lane]:
     """A rule's defaults and settings spread over its bounds (a Sobol sequence, in logarithms)."""
     found = parameters(RULES[kind]).values()
-    draws = qmc.Sobol(len(found), seed=seed).random(FIRST_LANES + 1)[:FIRST_LANES]
+    draws = qmc.Sobol(len(found), rng=seed).random(FIRST_LANES + 1)[:FIRST_LANES]
     lows, highs = (np.log([getattr(p, end) for p in found]) for end in ("low", "high"))
     return [Lane.default(kind), *(_lane(kind, lows + draw * (highs - lows)) for draw in draws)]
 
@@ -64,7 +64,7 @@ def first_lanes(kind: str, seed: int) -> list[Lane]:
 def near_lanes(kind: str, best: Lane, seed: int) -> list[Lane]:
     """Settings around the best one."""
     found = parameters(RULES[kind]).values()
-    draws = qmc.Sobol(len(found), seed=seed).random(NEAR_LANES)
+    draws = qmc.Sobol(len(found), rng=seed).random(NEAR_LANES)
     lows, highs = (np.log([getattr(p, end) for p in found]) for end in ("low", "high"))
     center = np.log(best.values)
     points = center + _NEAR * (2.0 * draws - 1.0) * (highs - lows)
@@ -111,7 +111,7 @@ def _played(
     progress: Callable[[int], None],
 ) -> dict[str, Tried]:
     found = player.play([lane for each in lanes.values() for lane in each], windows, progress)
-    inside, rented_s = attainment(found), found.rented_s.sum(axis=1)
+    inside, rented_s = attainment(found), np.asarray(found.rented_s, float).sum(axis=1)
     ends = np.cumsum([len(each) for each in lanes.values()])
     return {
         kind: Tried(each, inside[end - len(each) : end], rented_s[end - len(each) : end])

@@ -79,14 +79,14 @@ def sentences(answer: AutoscaleAnswer) -> list[str]:
     said = []
     if winner.kind == static.kind:
         said.append(
-            f"No rule is cheaper than {static.mean_replicas:g} replicas that are never scaled."
+            f"No rule is cheaper than a fleet of {static.values[0]:g} that is never scaled."
         )
     else:
         values = named_values(winner.kind, winner.values)
         numbers = ", ".join(f"{name} {value:g}" for name, value in values.items())
         said.append(
             f"{winner.kind} with {numbers}: {100 * answer.saved:.0f} % fewer GPU hours than "
-            f"{static.values[0]:g} replicas that are never scaled, "
+            f"a fleet of {static.values[0]:g} that is never scaled, "
             f"{100 * winner.attainment:.1f} % inside against {100 * static.attainment:.1f} %."
         )
         if winner.attainment_high < answer.target:
