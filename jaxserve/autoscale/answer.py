@@ -12,7 +12,7 @@ from jaxserve.autoscale.confirm import Confirmed
 from jaxserve.autoscale.play import STATIC, FleetWindows, Lane
 from jaxserve.autoscale.rules import RULES, parameters
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
-from jaxserve.autoscale.tuning import Tried
+from jaxserve.autoscale.tuning import SECOND_WINDOWS, Tried
 from jaxserve.evaluation.episode_statistics import ratio_interval
 
 _HOUR_S = 3600.0
@@ -114,13 +114,13 @@ def judge(
     of_use = [(lane, use, row) for (lane, use), row in zip(lanes, rows, strict=True)]
     static = next(row for lane, use, row in of_use if lane.kind == STATIC and use == "best")
     rules = tuple(row for lane, use, row in of_use if lane.kind != STATIC and use != "curve")
-    bound = demand.least_replicas(demand.test)
+    bound = np.concatenate([demand.least_replicas[part] for part in demand.test])
     return AutoscaleAnswer(
         target=demand.target,
         most=demand.most,
         requests_per_s=demand.fleet.requests_per_s,
-        hours_tuned=(demand.train.stop - demand.train.start) * WINDOW_S / _HOUR_S,
-        hours_judged=(demand.test.stop - demand.test.start) * WINDOW_S / _HOUR_S,
+        hours_tuned=_hours(demand.train(SECOND_WINDOWS)),
+        hours_judged=_hours(demand.test),
         lower_bound=float(bound.mean()),
         lower_bound_peak=int(bound.max()),
         static=static,
@@ -135,6 +135,10 @@ def judge(
             for kind in tried
         },
     )
+
+
+def _hours(parts: Sequence[slice]) -> float:
+    return sum(part.stop - part.start for part in parts) * WINDOW_S / _HOUR_S
 
 
 def _winner(
@@ -174,24 +178,14 @@ def _result(lane: Lane, windows: FleetWindows, index: int, tuned: bool, group: i
 
 
 def by_start_up(
-    starts_s: Sequence[float],
-    tune_for: Callable[[float], tuple[Tried, Callable[[Sequence[Lane]], FleetWindows]]],
-    target: float,
+    lanes: Sequence[Lane], windows: FleetWindows
 ) -> tuple[tuple[float, float, float], ...]:
-    """Start-up time, mean replicas and attainment of a rule that is tuned for each start-up.
-
-    Args:
-      starts_s: start-up times, s.
-      tune_for: settings on the training part under a start-up, and what plays the judged part.
-      target: share of requests inside the objectives that is asked for.
-    """
-    rows = []
-    for start_s in starts_s:
-        tried, play = tune_for(start_s)
-        windows = play([tried.lanes[tried.best(target)]])
-        row = _result(tried.lanes[tried.best(target)], windows, 0, True, 1)
-        rows.append((start_s, row.mean_replicas, row.attainment))
-    return tuple(rows)
+    """Start-up time, mean replicas and attainment of lanes with start-up times of their own."""
+    rows = [_result(lane, windows, index, True, 1) for index, lane in enumerate(lanes)]
+    return tuple(
+        (lane.start_s or 0.0, row.mean_replicas, row.attainment)
+        for lane, row in zip(lanes, rows, strict=True)
+    )
 
 
 def confirmation(confirmed: Confirmed, group: int) -> dict[str, float]:

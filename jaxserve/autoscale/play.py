@@ -56,6 +56,8 @@ class Lane:
 
     kind: str
     values: tuple[float, ...]
+    start_s: float | None = None
+    """start-up time of every replica; None for those of the fleet."""
 
     @classmethod
     def default(cls, kind: str) -> Lane:
@@ -86,6 +88,17 @@ class FleetWindows:
     """changes of the number of replicas that are wanted."""
     missed_s: jax.Array
     """seconds of windows in which less than the target share met its objectives."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Settings:
+    """Lanes as arrays: kind int32[P], numbers float32[P, MOST_PARAMETERS], shortest and longest
+    start-up float32[P, 2]."""
+
+    kind: jax.Array
+    values: jax.Array
+    start_s: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -247,14 +260,24 @@ class FleetPlayer:
     def play(
         self,
         lanes: Sequence[Lane],
-        windows: slice,
+        parts: Sequence[slice],
         progress: Callable[[int], None] = lambda done: None,
     ) -> FleetWindows:
-        """Plays lanes on windows of the recording.
+        """Plays lanes on parts of the recording, each part from its own beginning.
+
+        Args:
+          parts: windows of the recording.
+          progress: told of windows played, summed over lanes.
 
         Returns:
-          sums over blocks of ``CHUNK_WINDOWS`` windows, float32[lanes, blocks].
+          sums over blocks of at most ``CHUNK_WINDOWS`` windows, float32[lanes, blocks].
         """
+        found = [self._play_part(lanes, part, progress) for part in parts]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *found)
+
+    def _play_part(
+        self, lanes: Sequence[Lane], windows: slice, progress: Callable[[int], None]
+    ) -> FleetWindows:
         parts = []
         for first in range(0, len(lanes), LANES):
             batch = list(lanes[first : first + LANES])
@@ -266,10 +289,7 @@ class FleetPlayer:
     def _play(
         self, lanes: Sequence[Lane], windows: slice, progress: Callable[[int], None]
     ) -> FleetWindows:
-        kinds = jnp.asarray([KINDS.index(lane.kind) for lane in lanes], jnp.int32)
-        values = np.zeros((len(lanes), MOST_PARAMETERS), np.float32)
-        for row, lane in zip(values, lanes, strict=True):
-            row[: len(lane.values)] = lane.values
+        settings = self._settings(lanes)
         carry = self._start(lanes, self.initial(windows))
         counts, rejected = self.counts[windows], self.rejected[windows]
         sums = []
@@ -284,8 +304,7 @@ class FleetPlayer:
             carry, found = _chunk(
                 self.env,
                 self.action,
-                kinds,
-                jnp.asarray(values),
+                settings,
                 carry,
                 tuple(map(jnp.asarray, (chunk, turned_away, np.arange(CHUNK_WINDOWS) < played))),
                 self.target,
@@ -294,6 +313,24 @@ class FleetPlayer:
             sums.append(jax.tree.map(np.asarray, found))
             progress(played * len(lanes))
         return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *sums)
+
+    def _settings(self, lanes: Sequence[Lane]) -> _Settings:
+        assert self.env.deployment.fleet is not None
+        values = np.zeros((len(lanes), MOST_PARAMETERS), np.float32)
+        for row, lane in zip(values, lanes, strict=True):
+            row[: len(lane.values)] = lane.values
+        own = self.env.deployment.fleet
+        starts = [
+            (float(own.start_least_s), float(own.start_most_s))
+            if lane.start_s is None
+            else (lane.start_s, lane.start_s)
+            for lane in lanes
+        ]
+        return _Settings(
+            kind=jnp.asarray([KINDS.index(lane.kind) for lane in lanes], jnp.int32),
+            values=jnp.asarray(values),
+            start_s=jnp.asarray(starts, jnp.float32),
+        )
 
     def _start(self, lanes: Sequence[Lane], initial: int) -> _Carry:
         classes = self.env.workload.classes
@@ -317,8 +354,7 @@ class FleetPlayer:
 def _chunk(
     env: ServeEnv,
     action: ServeAction,
-    kinds: jax.Array,
-    values: jax.Array,
+    settings: _Settings,
     carry: _Carry,
     traffic: tuple[jax.Array, jax.Array, jax.Array],
     target: float,
@@ -327,10 +363,17 @@ def _chunk(
     """Plays a chunk of windows in all lanes; sums float32[lanes]."""
     classes = env.workload.classes
 
-    def lane(kind: jax.Array, numbers: jax.Array, carry: _Carry) -> tuple[_Carry, FleetWindows]:
+    def lane(given: _Settings, carry: _Carry) -> tuple[_Carry, FleetWindows]:
+        assert env.deployment.fleet is not None
+        least_s, most_s = given.start_s
+        times = dataclasses.replace(
+            env.deployment.fleet, start_least_s=least_s, start_most_s=most_s
+        )
+        deployment = dataclasses.replace(env.deployment, fleet=times)
+
         def window(carry: _Carry, row: tuple[jax.Array, jax.Array, jax.Array]):
             counts, rejected, counted = row
-            wanted, memory = wanted_by(fleet, kind, numbers, carry.memory, carry.reading)
+            wanted, memory = wanted_by(fleet, given.kind, given.values, carry.memory, carry.reading)
             arrivals = Arrivals(
                 counts=counts,
                 rate_rps=jnp.sum(counts) / env.window_s,
@@ -342,7 +385,7 @@ def _chunk(
                 carry.sim,
                 action,
                 arrivals,
-                deployment=env.deployment,
+                deployment=deployment,
                 classes=classes,
                 table=env.table,
                 slo=env.slo,
@@ -377,4 +420,4 @@ def _chunk(
         carry, rows = jax.lax.scan(window, carry, traffic)
         return carry, jax.tree.map(jnp.sum, rows)
 
-    return jax.vmap(lane)(kinds, values, carry)
+    return jax.vmap(lane)(settings, carry)

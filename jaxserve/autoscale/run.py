@@ -8,10 +8,18 @@ from collections.abc import Callable, Sequence
 from jaxserve.agents.progress import Progress, stage_progress
 from jaxserve.autoscale.answer import AutoscaleAnswer, by_start_up, confirmation, judge
 from jaxserve.autoscale.confirm import play_reference
-from jaxserve.autoscale.play import LANES, STATIC, FleetWindows, Lane
+from jaxserve.autoscale.play import STATIC, Lane
 from jaxserve.autoscale.rules import RULES
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
-from jaxserve.autoscale.tuning import FIRST_LANES, NEAR_LANES, Tried, tune
+from jaxserve.autoscale.tuning import (
+    FIRST_LANES,
+    FIRST_WINDOWS,
+    KEPT_LANES,
+    NEAR_LANES,
+    SECOND_WINDOWS,
+    tune,
+    tune_for_starts,
+)
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import IterationTimer
 
@@ -55,27 +63,24 @@ def autoscale(
     report = _counter(progress, "what a replica bears", 1)
     player = demand.player()
     report(1)
-    tried = _tune(demand, kinds, "tuning", progress)
-    windows = demand.test.stop - demand.test.start
-    shown = (len(kinds) * 10 + 2 * demand.most) * windows
-    report = _counter(progress, "judging", shown)
+    first, second = (
+        sum(part.stop - part.start for part in demand.train(most))
+        for most in (FIRST_WINDOWS, SECOND_WINDOWS)
+    )
+    settings = (len(kinds) * (1 + FIRST_LANES), len(kinds) * (KEPT_LANES + NEAR_LANES))
+    report = _counter(progress, "tuning", settings[0] * first + settings[1] * second)
+    tried = tune(demand, player, kinds, report)
+    judged = sum(part.stop - part.start for part in demand.test)
+    report = _counter(progress, "judging", 8 * len(kinds) * judged)
     answer = judge(demand, tried, lambda lanes: player.play(lanes, demand.test, report))
     if answer.winner.kind != STATIC:
-        curve = by_start_up(
-            STARTS_S,
-            lambda start_s: _for_start(demand, answer.winner.kind, start_s, progress),
-            demand.target,
-        )
+        found = tried[answer.winner.kind]
+        total = len(STARTS_S) * (len(found.lanes) * first + judged)
+        report = _counter(progress, "start-up times", total)
+        lanes = tune_for_starts(demand, player, found, STARTS_S, report)
+        curve = by_start_up(lanes, player.play(lanes, demand.test, report))
         answer = dataclasses.replace(answer, by_start_s=curve)
     return dataclasses.replace(answer, confirmed=_confirm(demand, answer, timer, progress))
-
-
-def _tune(
-    demand: FleetDemand, kinds: Sequence[str], what: str, progress: Progress | None
-) -> dict[str, Tried]:
-    lanes = len(kinds) * (1 + FIRST_LANES + NEAR_LANES) + demand.most
-    total = -(-lanes // LANES) * LANES * (demand.train.stop - demand.train.start)
-    return tune(demand, demand.player(), kinds, _counter(progress, what, total))
 
 
 def _counter(progress: Progress | None, stage: str, total: int) -> Callable[[int], None]:
@@ -91,21 +96,6 @@ def _counter(progress: Progress | None, stage: str, total: int) -> Callable[[int
     return add
 
 
-def _for_start(
-    demand: FleetDemand, kind: str, start_s: float, progress: Progress | None
-) -> tuple[Tried, Callable[[Sequence[Lane]], FleetWindows]]:
-    """A rule tuned for a start-up time, and what plays the judged part under it."""
-    settings = dataclasses.replace(demand.settings, start_s=(start_s, start_s))
-    deployment = dataclasses.replace(demand.env.deployment, fleet=settings.on_device())
-    env = dataclasses.replace(demand.env, deployment=deployment)
-    other = dataclasses.replace(demand, env=env, settings=settings)
-    # What a replica bears does not depend on how long it takes to start.
-    object.__setattr__(other, "fleet", demand.fleet)
-    tried = _tune(other, (kind,), f"start-up of {start_s:g} s", progress)
-    player = other.player()
-    return tried[kind], lambda lanes: player.play(lanes, other.test)
-
-
 def _confirm(
     demand: FleetDemand,
     answer: AutoscaleAnswer,
@@ -113,14 +103,15 @@ def _confirm(
     progress: Progress | None,
 ) -> dict[str, dict[str, float]]:
     """The winner in the reference simulator, and in the fast one on the same windows."""
-    requests = (demand.rates_rps[demand.test] * WINDOW_S).cumsum()
+    part = demand.test[0]
+    requests = (demand.rates_rps[part] * WINDOW_S).cumsum()
     count = int((requests <= MOST_CONFIRMED).sum())
-    windows = slice(demand.test.start, demand.test.start + max(count, 1))
+    windows = slice(part.start, part.start + max(count, 1))
     lane = Lane(answer.winner.kind, answer.winner.values)
     group = demand.setup.spec.deployment.tensor_parallel
     report = _counter(progress, "reference simulator", windows.stop - windows.start)
     reference = play_reference(demand, lane, timer, windows, report)
-    fast = demand.player().play([lane], windows)
+    fast = demand.player().play([lane], [windows])
     hours = float(fast.rented_s[0].sum()) / 3600.0
     return {
         "reference": confirmation(reference, group),

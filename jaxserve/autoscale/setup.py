@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import uniform_filter1d
 
 from jaxserve import checks
 from jaxserve.agents.progress import Progress
@@ -31,6 +32,9 @@ TICKS = 15
 """Ticks of a window."""
 LEAST_WINDOWS = 40
 """Windows of the shortest recording that can be told apart into two parts: ten minutes."""
+MOST_JUDGED = 17_280
+"""Windows that a result is reported on, at most: three days."""
+_BLOCK_WINDOWS = 1_440
 _STEPS = 24
 """Rates that are tried on one replica."""
 _TRAIN_SHARE = 0.6
@@ -66,15 +70,14 @@ class FleetDemand:
         assert self.env.workload.replay_counts is not None
         return len(self.env.workload.replay_counts)
 
-    @property
-    def train(self) -> slice:
-        """Windows that rules are tuned on."""
-        return slice(0, round(_TRAIN_SHARE * self.windows))
+    def train(self, most: int) -> list[slice]:
+        """Windows that rules are tuned on: ``most`` of the first three fifths of the recording."""
+        return _spread(0, round(_TRAIN_SHARE * self.windows), most)
 
     @property
-    def test(self) -> slice:
-        """Windows that results are reported on."""
-        return slice(self.train.stop, self.windows)
+    def test(self) -> list[slice]:
+        """Windows that results are reported on: of the rest, three days at most."""
+        return _spread(round(_TRAIN_SHARE * self.windows), self.windows, MOST_JUDGED)
 
     @cached_property
     def rates_rps(self) -> NDArray[np.float64]:
@@ -124,18 +127,27 @@ class FleetDemand:
         """Replicas that serve at the start of windows of the recording, where they are scaled."""
         if self.initial is not None:
             return self.initial
-        return min(int(self.least_replicas(windows)[0]) + 1, self.most)
+        return min(int(self.least_replicas[windows.start]) + 1, self.most)
 
-    def least_replicas(self, windows: slice) -> NDArray[np.float64]:
+    @cached_property
+    def least_replicas(self) -> NDArray[np.float64]:
         """float64[windows], ``ceil(rate / what a replica bears)``: the lower bound over time.
 
         Rates are means over five minutes, as no fleet follows the arrivals of seconds.
         """
-        rates = self.rates_rps[windows]
-        span = min(20, len(rates))
-        smooth = np.convolve(rates, np.ones(span) / span, mode="same")
+        smooth = uniform_filter1d(self.rates_rps, min(20, self.windows), mode="nearest")
         needed = np.ceil(smooth / self.fleet.requests_per_s - 1e-9)
         return np.clip(needed, self.least, self.most)
+
+
+def _spread(first: int, end: int, most: int) -> list[slice]:
+    """``most`` windows from ``first`` to ``end``: all, or blocks of six hours spread evenly."""
+    if end - first <= most:
+        return [slice(first, end)]
+    count = max(most // _BLOCK_WINDOWS, 1)
+    size = min(_BLOCK_WINDOWS, most)
+    begins = np.linspace(first, end - size, count).round().astype(int)
+    return [slice(int(begin), int(begin) + size) for begin in begins]
 
 
 def load_demand(
@@ -222,7 +234,7 @@ def _borne(demand: FleetDemand, rates: NDArray[np.float64]) -> NDArray[np.bool_]
     counts = rng.poisson(np.broadcast_to(np.minimum(per_tick, 1e6), shape)).astype(np.float32)
     borne = np.zeros(len(rates), bool)
     player = demand.player(counts.reshape(-1, TICKS, len(share)))
-    played = player.play([Lane(STATIC, (1.0,))], slice(0, len(rates) * CHUNK_WINDOWS))
+    played = player.play([Lane(STATIC, (1.0,))], [slice(0, len(rates) * CHUNK_WINDOWS)])
     inside = played.good[0] >= demand.target * played.ended[0]
     # A queue of an overloaded step lasts into the next, so nothing after it counts.
     borne[: int(np.argmin(inside)) if not inside.all() else len(inside)] = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,11 @@ from jaxserve.autoscale.play import STATIC, FleetPlayer, Lane
 from jaxserve.autoscale.rules import RULES, parameters
 from jaxserve.autoscale.setup import FleetDemand, attainment
 
-FIRST_LANES, NEAR_LANES = 31, 16
-"""Settings of a rule that are tried over its whole bounds, beside its defaults, and then around
-the best of them."""
+FIRST_LANES, KEPT_LANES, NEAR_LANES = 31, 3, 12
+"""Settings of a rule that are tried over its whole bounds, beside its defaults; the best of them
+that are played on, and settings around the very best."""
+FIRST_WINDOWS, SECOND_WINDOWS = 5_760, 11_520
+"""Windows of the training part on which the two rounds are played, at most: a day, two days."""
 _NEAR = 0.25
 """Half-width of the second round as a share of the bounds."""
 CURVE_POINTS = 8
@@ -32,12 +34,15 @@ class Tried:
     rented_s: NDArray[np.float64]
     """float64[n], seconds of replicas that were paid for."""
 
+    def ranked(self, target: float) -> list[int]:
+        """Settings that reach the target, the cheapest first; then the others by attainment."""
+        reaches = self.attainment >= target
+        rank = np.where(reaches, self.rented_s, -self.attainment)
+        return [int(index) for index in np.lexsort((rank, ~reaches))]
+
     def best(self, target: float) -> int:
         """The cheapest setting that reaches the target; else the one with most inside."""
-        reaches = self.attainment >= target
-        if not reaches.any():
-            return int(np.argmax(self.attainment))
-        return int(np.argmin(np.where(reaches, self.rented_s, np.inf)))
+        return self.ranked(target)[0]
 
     def frontier(self) -> list[int]:
         """Settings that no other beats in both cost and attainment, the cheapest first, at most
@@ -83,34 +88,58 @@ def tune(
 ) -> dict[str, Tried]:
     """Plays settings of every kind on the training part, in two rounds.
 
+    The first round plays defaults and settings all over a rule's bounds on a day of windows, the
+    second one defaults, the best of the first and settings around the very best on two days.
+
     Args:
       kinds: names of rules; static fleets of every size are always played.
       progress: told of windows played, summed over settings.
+
+    Returns:
+      the settings of the second round.
     """
-    static = [Lane(STATIC, (float(count),)) for count in range(demand.least, demand.most + 1)]
-    rounds = {STATIC: static} | {kind: first_lanes(kind, demand.seed) for kind in kinds}
-    tried = _played(player, rounds, demand.train, progress)
-    near = {
-        kind: near_lanes(kind, tried[kind].lanes[tried[kind].best(demand.target)], demand.seed)
-        for kind in kinds
-    }
-    for kind, more in _played(player, near, demand.train, progress).items():
-        before = tried[kind]
-        tried[kind] = Tried(
-            before.lanes + more.lanes,
-            np.concatenate([before.attainment, more.attainment]),
-            np.concatenate([before.rented_s, more.rented_s]),
-        )
-    return tried
+    first = {kind: first_lanes(kind, demand.seed) for kind in kinds}
+    tried = _played(player, first, demand.train(FIRST_WINDOWS), progress)
+    second = {STATIC: static_lanes(demand)}
+    for kind in kinds:
+        ranked = tried[kind].ranked(demand.target)
+        best = [tried[kind].lanes[index] for index in ranked[:KEPT_LANES]]
+        near = near_lanes(kind, best[0], demand.seed)
+        second[kind] = list(dict.fromkeys([Lane.default(kind), *best, *near]))
+    return _played(player, second, demand.train(SECOND_WINDOWS), progress)
+
+
+def static_lanes(demand: FleetDemand) -> list[Lane]:
+    """Fleets of every size that are never scaled."""
+    return [Lane(STATIC, (float(count),)) for count in range(demand.least, demand.most + 1)]
+
+
+def tune_for_starts(
+    demand: FleetDemand,
+    player: FleetPlayer,
+    found: Tried,
+    starts_s: Sequence[float],
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Lane]:
+    """The best of a rule's settings for each start-up time, on the training part."""
+    lanes = [replace(lane, start_s=start_s) for start_s in starts_s for lane in found.lanes]
+    windows = player.play(lanes, demand.train(FIRST_WINDOWS), progress)
+    inside, rented_s = attainment(windows), np.asarray(windows.rented_s, float).sum(axis=1)
+    size, best = len(found.lanes), []
+    for place in range(0, len(lanes), size):
+        part = slice(place, place + size)
+        tried = Tried(lanes[part], inside[part], rented_s[part])
+        best.append(tried.lanes[tried.best(demand.target)])
+    return best
 
 
 def _played(
     player: FleetPlayer,
     lanes: dict[str, list[Lane]],
-    windows: slice,
+    parts: Sequence[slice],
     progress: Callable[[int], None],
 ) -> dict[str, Tried]:
-    found = player.play([lane for each in lanes.values() for lane in each], windows, progress)
+    found = player.play([lane for each in lanes.values() for lane in each], parts, progress)
     inside, rented_s = attainment(found), np.asarray(found.rented_s, float).sum(axis=1)
     ends = np.cumsum([len(each) for each in lanes.values()])
     return {
