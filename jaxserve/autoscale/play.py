@@ -44,7 +44,7 @@ TPOT_BUCKETS_S = (
     0.8, 1, 1.5, 2, 3, 4.5, 6,
 )  # fmt: skip
 """The same of TPOT (llm-d/llm-d-router, tpotBuckets)."""
-LANES = 64
+LANES = 128
 """Settings that are played side by side; the compiled program is one for all."""
 CHUNK_WINDOWS = 240
 """Windows that a call plays, between which progress is shown."""
