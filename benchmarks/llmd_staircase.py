@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxserve.autoscale.confirm import Confirmed, play_reference
-from jaxserve.autoscale.play import STATIC, Lane
+from jaxserve.autoscale.play import STATIC, RuleSetting
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand, load_demand
 from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.table.build import build
@@ -98,7 +98,10 @@ def main() -> None:
             demand = demand_of(Path(name), seed)
             timer = read_table_file(Path(name) / "qwen3-32b.parquet").metadata.cost_model
             whole = slice(0, demand.windows)
-            lanes = {"static 8": Lane(STATIC, (8.0,)), "slo_law": Lane.default("slo_law")}
+            lanes = {
+                "static 8": RuleSetting(STATIC, (8.0,)),
+                "slo_law": RuleSetting.default("slo_law"),
+            }
             for label, lane in lanes.items():
                 found = score(play_reference(demand, lane, timer, whole))
                 rows[label].append(found)

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from jaxserve.autoscale.confirm import Confirmed
-from jaxserve.autoscale.play import STATIC, FleetWindows, Lane
+from jaxserve.autoscale.play import STATIC, FleetWindows, RuleSetting
 from jaxserve.autoscale.rules import RULES, parameters
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
-from jaxserve.autoscale.tuning import SECOND_WINDOWS, Tried
+from jaxserve.autoscale.tuning import SECOND_WINDOWS, TriedSettings
 from jaxserve.evaluation.episode_statistics import ratio_interval
 
 _HOUR_S = 3600.0
@@ -20,7 +20,7 @@ _LEAST_BLOCKS = 5
 
 
 @dataclass(frozen=True)
-class LaneResult:
+class RuleResult:
     """A setting on the part of the recording that it was not tuned on."""
 
     kind: str
@@ -53,11 +53,11 @@ class AutoscaleAnswer:
     lower_bound: float
     """mean of ``ceil(rate / what a replica bears)`` over the judged part, replicas."""
     lower_bound_peak: int
-    static: LaneResult
+    static: RuleResult
     """the cheapest static fleet that reached the target where rules were tuned."""
-    rules: tuple[LaneResult, ...]
+    rules: tuple[RuleResult, ...]
     """each rule with its defaults, then tuned."""
-    winner: LaneResult
+    winner: RuleResult
     curves: Mapping[str, tuple[tuple[float, float], ...]]
     """GPU hours and attainment of each rule's settings on the judged part."""
     by_start_s: tuple[tuple[float, float, float], ...] = ()
@@ -87,8 +87,8 @@ def named_values(kind: str, values: Sequence[float]) -> dict[str, float]:
 
 def judge(
     demand: FleetDemand,
-    tried: Mapping[str, Tried],
-    play: Callable[[Sequence[Lane]], FleetWindows],
+    tried: Mapping[str, TriedSettings],
+    play: Callable[[Sequence[RuleSetting]], FleetWindows],
 ) -> AutoscaleAnswer:
     """Plays defaults, best settings and frontiers of all kinds on the judged part.
 
@@ -97,11 +97,11 @@ def judge(
       tried: settings on the training part, by kind.
       play: plays lanes on the judged part.
     """
-    lanes: list[tuple[Lane, str]] = []
+    lanes: list[tuple[RuleSetting, str]] = []
     for kind, found in tried.items():
         best = found.best(demand.target)
         if kind != STATIC:
-            lanes.append((Lane.default(kind), "default"))
+            lanes.append((RuleSetting.default(kind), "default"))
         lanes.append((found.lanes[best], "best"))
         shown = range(len(found.lanes)) if kind == STATIC else found.frontier()
         lanes += [(found.lanes[index], "curve") for index in shown]
@@ -142,12 +142,15 @@ def _hours(parts: Sequence[slice]) -> float:
 
 
 def _winner(
-    tried: Mapping[str, Tried], rows: Sequence[LaneResult], target: float, static: LaneResult
-) -> LaneResult:
+    tried: Mapping[str, TriedSettings],
+    rows: Sequence[RuleResult],
+    target: float,
+    static: RuleResult,
+) -> RuleResult:
     """The setting that was cheapest where rules were tuned, among those that reached the target
     there; the judged part has no say."""
 
-    def rank(row: LaneResult) -> tuple[bool, float]:
+    def rank(row: RuleResult) -> tuple[bool, float]:
         found = tried[row.kind]
         best = found.best(target)
         reached = bool(found.attainment[best] >= target)
@@ -156,13 +159,15 @@ def _winner(
     return min((*rows, static), key=rank)
 
 
-def _result(lane: Lane, windows: FleetWindows, index: int, tuned: bool, group: int) -> LaneResult:
+def _result(
+    lane: RuleSetting, windows: FleetWindows, index: int, tuned: bool, group: int
+) -> RuleResult:
     good, ended = (np.asarray(getattr(windows, name)[index], float) for name in ("good", "ended"))
     inside = ratio_interval(good, ended)
     enough = len(good) >= _LEAST_BLOCKS
     hours = windows.rented_s[index].sum() / _HOUR_S
     seconds = float(windows.seconds[index].sum())
-    return LaneResult(
+    return RuleResult(
         kind=lane.kind,
         values=lane.values,
         tuned=tuned,
@@ -178,7 +183,7 @@ def _result(lane: Lane, windows: FleetWindows, index: int, tuned: bool, group: i
 
 
 def by_start_up(
-    lanes: Sequence[Lane], windows: FleetWindows
+    lanes: Sequence[RuleSetting], windows: FleetWindows
 ) -> tuple[tuple[float, float, float], ...]:
     """Start-up time, mean replicas and attainment of lanes with start-up times of their own."""
     rows = [_result(lane, windows, index, True, 1) for index, lane in enumerate(lanes)]

@@ -17,8 +17,8 @@ from jaxserve.autoscale.history import Fleetwide, Reading
 from jaxserve.autoscale.play import (
     KINDS,
     MOST_PARAMETERS,
-    Lane,
     Latencies,
+    RuleSetting,
     first_reading,
     no_latencies,
     read_window,
@@ -56,7 +56,7 @@ class Confirmed:
 
 def play_reference(
     demand: FleetDemand,
-    lane: Lane,
+    lane: RuleSetting,
     timer: IterationTimer,
     windows: slice,
     progress: Callable[[int], None] = lambda done: None,

@@ -51,7 +51,7 @@ CHUNK_WINDOWS = 240
 
 
 @dataclass(frozen=True)
-class Lane:
+class RuleSetting:
     """A setting to play: a kind and its numbers in the order of the rule's parameters."""
 
     kind: str
@@ -60,7 +60,7 @@ class Lane:
     """start-up time of every replica; None for those of the fleet."""
 
     @classmethod
-    def default(cls, kind: str) -> Lane:
+    def default(cls, kind: str) -> RuleSetting:
         """A rule with the values of its source."""
         return cls(kind, tuple(found.default for found in parameters(RULES[kind]).values()))
 
@@ -259,7 +259,7 @@ class FleetPlayer:
 
     def play(
         self,
-        lanes: Sequence[Lane],
+        lanes: Sequence[RuleSetting],
         parts: Sequence[slice],
         progress: Callable[[int], None] = lambda done: None,
     ) -> FleetWindows:
@@ -276,7 +276,7 @@ class FleetPlayer:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *found)
 
     def _play_part(
-        self, lanes: Sequence[Lane], windows: slice, progress: Callable[[int], None]
+        self, lanes: Sequence[RuleSetting], windows: slice, progress: Callable[[int], None]
     ) -> FleetWindows:
         parts = []
         for first in range(0, len(lanes), LANES):
@@ -287,7 +287,7 @@ class FleetPlayer:
         return jax.tree.map(lambda leaf: leaf[: len(lanes)], joined)
 
     def _play(
-        self, lanes: Sequence[Lane], windows: slice, progress: Callable[[int], None]
+        self, lanes: Sequence[RuleSetting], windows: slice, progress: Callable[[int], None]
     ) -> FleetWindows:
         settings = self._settings(lanes)
         carry = self._start(lanes, self.initial(windows))
@@ -314,7 +314,7 @@ class FleetPlayer:
             progress(played * len(lanes))
         return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *sums)
 
-    def _settings(self, lanes: Sequence[Lane]) -> _Settings:
+    def _settings(self, lanes: Sequence[RuleSetting]) -> _Settings:
         assert self.env.deployment.fleet is not None
         values = np.zeros((len(lanes), MOST_PARAMETERS), np.float32)
         for row, lane in zip(values, lanes, strict=True):
@@ -332,7 +332,7 @@ class FleetPlayer:
             start_s=jnp.asarray(starts, jnp.float32),
         )
 
-    def _start(self, lanes: Sequence[Lane], initial: int) -> _Carry:
+    def _start(self, lanes: Sequence[RuleSetting], initial: int) -> _Carry:
         classes = self.env.workload.classes
         count = classes.prompt_tokens.shape[0]
         sim = init_sim(count, self.env.time_scale, classes.output_ages)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from jaxserve.agents.progress import Progress, stage_progress
 from jaxserve.autoscale.answer import AutoscaleAnswer, by_start_up, confirmation, judge
 from jaxserve.autoscale.confirm import play_reference
-from jaxserve.autoscale.play import STATIC, Lane
+from jaxserve.autoscale.play import STATIC, RuleSetting
 from jaxserve.autoscale.rules import RULES
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
 from jaxserve.autoscale.tuning import (
@@ -107,7 +107,7 @@ def _confirm(
     requests = (demand.rates_rps[part] * WINDOW_S).cumsum()
     count = int((requests <= MOST_CONFIRMED).sum())
     windows = slice(part.start, part.start + max(count, 1))
-    lane = Lane(answer.winner.kind, answer.winner.values)
+    lane = RuleSetting(answer.winner.kind, answer.winner.values)
     group = demand.setup.spec.deployment.tensor_parallel
     report = _counter(progress, "reference simulator", windows.stop - windows.start)
     reference = play_reference(demand, lane, timer, windows, report)

@@ -17,7 +17,7 @@ from jaxserve import checks
 from jaxserve.agents.progress import Progress
 from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.autoscale.history import Fleetwide
-from jaxserve.autoscale.play import CHUNK_WINDOWS, STATIC, FleetPlayer, FleetWindows, Lane
+from jaxserve.autoscale.play import CHUNK_WINDOWS, STATIC, FleetPlayer, FleetWindows, RuleSetting
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.deployment import MAX_GPUS
@@ -234,7 +234,7 @@ def _borne(demand: FleetDemand, rates: NDArray[np.float64]) -> NDArray[np.bool_]
     counts = rng.poisson(np.broadcast_to(np.minimum(per_tick, 1e6), shape)).astype(np.float32)
     borne = np.zeros(len(rates), bool)
     player = demand.player(counts.reshape(-1, TICKS, len(share)))
-    played = player.play([Lane(STATIC, (1.0,))], [slice(0, len(rates) * CHUNK_WINDOWS)])
+    played = player.play([RuleSetting(STATIC, (1.0,))], [slice(0, len(rates) * CHUNK_WINDOWS)])
     inside = played.good[0] >= demand.target * played.ended[0]
     # A queue of an overloaded step lasts into the next, so nothing after it counts.
     borne[: int(np.argmin(inside)) if not inside.all() else len(inside)] = True

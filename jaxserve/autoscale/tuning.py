@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import qmc
 
-from jaxserve.autoscale.play import STATIC, FleetPlayer, Lane
+from jaxserve.autoscale.play import STATIC, FleetPlayer, RuleSetting
 from jaxserve.autoscale.rules import RULES, parameters
 from jaxserve.autoscale.setup import FleetDemand, attainment
 
@@ -25,10 +25,10 @@ CURVE_POINTS = 8
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedSettings:
     """Settings of one kind that were played on the training part."""
 
-    lanes: list[Lane]
+    lanes: list[RuleSetting]
     attainment: NDArray[np.float64]
     """float64[n], share of the requests inside the objectives."""
     rented_s: NDArray[np.float64]
@@ -58,15 +58,18 @@ class Tried:
         return [kept[place] for place in places]
 
 
-def first_lanes(kind: str, seed: int) -> list[Lane]:
+def first_lanes(kind: str, seed: int) -> list[RuleSetting]:
     """A rule's defaults and settings spread over its bounds (a Sobol sequence, in logarithms)."""
     found = parameters(RULES[kind]).values()
     draws = qmc.Sobol(len(found), rng=seed).random(FIRST_LANES + 1)[:FIRST_LANES]
     lows, highs = (np.log([getattr(p, end) for p in found]) for end in ("low", "high"))
-    return [Lane.default(kind), *(_lane(kind, lows + draw * (highs - lows)) for draw in draws)]
+    return [
+        RuleSetting.default(kind),
+        *(_lane(kind, lows + draw * (highs - lows)) for draw in draws),
+    ]
 
 
-def near_lanes(kind: str, best: Lane, seed: int) -> list[Lane]:
+def near_lanes(kind: str, best: RuleSetting, seed: int) -> list[RuleSetting]:
     """Settings around the best one."""
     found = parameters(RULES[kind]).values()
     draws = qmc.Sobol(len(found), rng=seed).random(NEAR_LANES)
@@ -76,8 +79,8 @@ def near_lanes(kind: str, best: Lane, seed: int) -> list[Lane]:
     return [_lane(kind, np.clip(point, lows, highs)) for point in points]
 
 
-def _lane(kind: str, logarithms: NDArray[np.float64]) -> Lane:
-    return Lane(kind, tuple(float(f"{value:.3g}") for value in np.exp(logarithms)))
+def _lane(kind: str, logarithms: NDArray[np.float64]) -> RuleSetting:
+    return RuleSetting(kind, tuple(float(f"{value:.3g}") for value in np.exp(logarithms)))
 
 
 def tune(
@@ -85,7 +88,7 @@ def tune(
     player: FleetPlayer,
     kinds: Sequence[str],
     progress: Callable[[int], None] = lambda done: None,
-) -> dict[str, Tried]:
+) -> dict[str, TriedSettings]:
     """Plays settings of every kind on the training part, in two rounds.
 
     The first round plays defaults and settings all over a rule's bounds on a day of windows, the
@@ -105,22 +108,22 @@ def tune(
         ranked = tried[kind].ranked(demand.target)
         best = [tried[kind].lanes[index] for index in ranked[:KEPT_LANES]]
         near = near_lanes(kind, best[0], demand.seed)
-        second[kind] = list(dict.fromkeys([Lane.default(kind), *best, *near]))
+        second[kind] = list(dict.fromkeys([RuleSetting.default(kind), *best, *near]))
     return _played(player, second, demand.train(SECOND_WINDOWS), progress)
 
 
-def static_lanes(demand: FleetDemand) -> list[Lane]:
+def static_lanes(demand: FleetDemand) -> list[RuleSetting]:
     """Fleets of every size that are never scaled."""
-    return [Lane(STATIC, (float(count),)) for count in range(demand.least, demand.most + 1)]
+    return [RuleSetting(STATIC, (float(count),)) for count in range(demand.least, demand.most + 1)]
 
 
 def tune_for_starts(
     demand: FleetDemand,
     player: FleetPlayer,
-    found: Tried,
+    found: TriedSettings,
     starts_s: Sequence[float],
     progress: Callable[[int], None] = lambda done: None,
-) -> list[Lane]:
+) -> list[RuleSetting]:
     """The best of a rule's settings for each start-up time, on the training part."""
     lanes = [replace(lane, start_s=start_s) for start_s in starts_s for lane in found.lanes]
     windows = player.play(lanes, demand.train(FIRST_WINDOWS), progress)
@@ -128,21 +131,21 @@ def tune_for_starts(
     size, best = len(found.lanes), []
     for place in range(0, len(lanes), size):
         part = slice(place, place + size)
-        tried = Tried(lanes[part], inside[part], rented_s[part])
+        tried = TriedSettings(lanes[part], inside[part], rented_s[part])
         best.append(tried.lanes[tried.best(demand.target)])
     return best
 
 
 def _played(
     player: FleetPlayer,
-    lanes: dict[str, list[Lane]],
+    lanes: dict[str, list[RuleSetting]],
     parts: Sequence[slice],
     progress: Callable[[int], None],
-) -> dict[str, Tried]:
+) -> dict[str, TriedSettings]:
     found = player.play([lane for each in lanes.values() for lane in each], parts, progress)
     inside, rented_s = attainment(found), np.asarray(found.rented_s, float).sum(axis=1)
     ends = np.cumsum([len(each) for each in lanes.values()])
     return {
-        kind: Tried(each, inside[end - len(each) : end], rented_s[end - len(each) : end])
+        kind: TriedSettings(each, inside[end - len(each) : end], rented_s[end - len(each) : end])
         for (kind, each), end in zip(lanes.items(), ends, strict=True)
     }

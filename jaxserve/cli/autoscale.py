@@ -80,7 +80,7 @@ def autoscale_fleet(
     from jaxserve.sim.machine.models import load_model
     from jaxserve.sim.table.file import read_table_file
 
-    show = import_plots("jaxserve.show.autoscale", "jaxserve autoscale")
+    show = import_plots("jaxserve.autoscale.report", "jaxserve autoscale")
     kinds = parse_rules(rules)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         known = out.is_dir() and (out / "autoscale.json").is_file()

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from jaxserve.autoscale.confirm import play_reference
-from jaxserve.autoscale.play import STATIC, Lane, histogram_quantile
+from jaxserve.autoscale.play import STATIC, RuleSetting, histogram_quantile
 from jaxserve.autoscale.setup import FleetDemand, attainment, load_demand
 from jaxserve.cli import main
 from jaxserve.sim.machine.fleet import FleetSettings
@@ -53,10 +53,10 @@ def test_both_simulators_agree_on_what_rules_do(demand: FleetDemand) -> None:
     """Through start-ups, drains and a scale-down under load: requests inside their objectives
     within 4 points, replicas rented within a tenth, and all requests end in both."""
     lanes = [
-        Lane(STATIC, (2.0,)),
-        Lane("hpa_running", (24.0, 120.0)),
-        Lane("sky_serve", (0.9, 30.0, 120.0)),
-        Lane("slo_law", (0.55, 0.40, 60.0)),
+        RuleSetting(STATIC, (2.0,)),
+        RuleSetting("hpa_running", (24.0, 120.0)),
+        RuleSetting("sky_serve", (0.9, 30.0, 120.0)),
+        RuleSetting("slo_law", (0.55, 0.40, 60.0)),
     ]
     whole = slice(0, demand.windows)
     fast = demand.player().play(lanes, [whole])
@@ -75,8 +75,8 @@ def test_both_simulators_agree_on_what_rules_do(demand: FleetDemand) -> None:
 def test_longer_starts_cost_attainment_and_scaling_saves(demand: FleetDemand) -> None:
     """Under one rule fewer requests are inside with longer start-ups, and a rule rents less than
     the static fleet that serves as many."""
-    lanes = [Lane("sky_serve", (0.8, 15.0, 60.0), start_s) for start_s in (0.0, 60.0, 300.0)]
-    played = demand.player().play([*lanes, Lane(STATIC, (4.0,))], [slice(0, demand.windows)])
+    lanes = [RuleSetting("sky_serve", (0.8, 15.0, 60.0), start_s) for start_s in (0.0, 60.0, 300.0)]
+    played = demand.player().play([*lanes, RuleSetting(STATIC, (4.0,))], [slice(0, demand.windows)])
     inside, rented_s = attainment(played), np.asarray(played.rented_s, float).sum(axis=1)
     assert inside[0] > inside[1] > inside[2]
     assert rented_s[0] < 0.8 * rented_s[3]

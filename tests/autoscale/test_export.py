@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from jaxserve.autoscale.answer import AutoscaleAnswer, LaneResult
+from jaxserve.autoscale.answer import AutoscaleAnswer, RuleResult
 from jaxserve.autoscale.export import Bounds, config_file
-from jaxserve.autoscale.play import KINDS, STATIC, Lane
+from jaxserve.autoscale.play import KINDS, STATIC, RuleSetting
 
 BOUNDS = Bounds(least=2, most=8, group=4, prefill_tokens_per_s=12_000.0, requests_per_s=2.5)
 
 
-def result(kind: str) -> LaneResult:
+def result(kind: str) -> RuleResult:
     """Figures of a rule with its defaults."""
-    values = (3.0,) if kind == STATIC else Lane.default(kind).values
-    return LaneResult(kind, values, True, 0.97, 0.96, 0.98, 100.0, 2.5, 250.0, 3.0, 0.01)
+    values = (3.0,) if kind == STATIC else RuleSetting.default(kind).values
+    return RuleResult(kind, values, True, 0.97, 0.96, 0.98, 100.0, 2.5, 250.0, 3.0, 0.01)
 
 
 def written(kind: str) -> tuple[str, str, dict]:

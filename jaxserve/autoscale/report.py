@@ -7,7 +7,7 @@ import io
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
-from jaxserve.autoscale.answer import AutoscaleAnswer, LaneResult, named_values
+from jaxserve.autoscale.answer import AutoscaleAnswer, RuleResult, named_values
 from jaxserve.show.style import STYLE
 from jaxserve.show.text_table import TextTable
 
@@ -25,7 +25,7 @@ def rules_table(answer: AutoscaleAnswer) -> TextTable:
     )
 
 
-def _row(row: LaneResult, name: str, numbers: str) -> tuple[str, ...]:
+def _row(row: RuleResult, name: str, numbers: str) -> tuple[str, ...]:
     inside = f"{100 * row.attainment:.1f}"
     if row.attainment_low < row.attainment_high:
         inside += f" ({100 * row.attainment_low:.1f} to {100 * row.attainment_high:.1f})"
