@@ -153,8 +153,8 @@ def _winner(
     def rank(row: RuleResult) -> tuple[bool, float]:
         found = tried[row.kind]
         best = found.best(target)
-        reached = bool(found.attainment[best] >= target)
-        return not reached, float(found.rented_s[best]) if reached else -found.attainment[best]
+        reached = bool(found.assured[best] >= target)
+        return not reached, float(found.rented_s[best]) if reached else -found.assured[best]
 
     return min((*rows, static), key=rank)
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import qmc
 
-from jaxserve.autoscale.play import STATIC, FleetPlayer, RuleSetting
+from jaxserve.autoscale.play import STATIC, FleetPlayer, FleetWindows, RuleSetting
 from jaxserve.autoscale.rules import RULES, parameters
-from jaxserve.autoscale.setup import FleetDemand, attainment
+from jaxserve.autoscale.setup import FleetDemand
 
 FIRST_LANES, KEPT_LANES, NEAR_LANES = 31, 3, 12
 """Settings of a rule that are tried over its whole bounds, beside its defaults; the best of them
@@ -20,6 +20,8 @@ FIRST_WINDOWS, SECOND_WINDOWS = 5_760, 11_520
 """Windows of the training part on which the two rounds are played, at most: a day, two days."""
 _NEAR = 0.25
 """Half-width of the second round as a share of the bounds."""
+_ONE_SIDED = 1.645
+_LEAST_BLOCKS = 3
 CURVE_POINTS = 8
 """Settings of a rule that draw its curve of cost and attainment."""
 
@@ -31,13 +33,26 @@ class TriedSettings:
     lanes: list[RuleSetting]
     attainment: NDArray[np.float64]
     """float64[n], share of the requests inside the objectives."""
+    assured: NDArray[np.float64]
+    """float64[n], its lower bound (95 %, one-sided) over blocks of an hour; the share itself for
+    fewer than three blocks."""
     rented_s: NDArray[np.float64]
     """float64[n], seconds of replicas that were paid for."""
 
+    def part(self, places: slice) -> TriedSettings:
+        """Some of the settings."""
+        return TriedSettings(
+            self.lanes[places],
+            self.attainment[places],
+            self.assured[places],
+            self.rented_s[places],
+        )
+
     def ranked(self, target: float) -> list[int]:
-        """Settings that reach the target, the cheapest first; then the others by attainment."""
-        reaches = self.attainment >= target
-        rank = np.where(reaches, self.rented_s, -self.attainment)
+        """Settings that are sure to reach the target, the cheapest first; then the others by their
+        assured attainment."""
+        reaches = self.assured >= target
+        rank = np.where(reaches, self.rented_s, -self.assured)
         return [int(index) for index in np.lexsort((rank, ~reaches))]
 
     def best(self, target: float) -> int:
@@ -61,7 +76,7 @@ class TriedSettings:
 def first_lanes(kind: str, seed: int) -> list[RuleSetting]:
     """A rule's defaults and settings spread over its bounds (a Sobol sequence, in logarithms)."""
     found = parameters(RULES[kind]).values()
-    draws = qmc.Sobol(len(found), rng=seed).random(FIRST_LANES + 1)[:FIRST_LANES]
+    draws = qmc.Sobol(len(found), rng=seed).random(32)[:FIRST_LANES]
     lows, highs = (np.log([getattr(p, end) for p in found]) for end in ("low", "high"))
     return [
         RuleSetting.default(kind),
@@ -72,7 +87,7 @@ def first_lanes(kind: str, seed: int) -> list[RuleSetting]:
 def near_lanes(kind: str, best: RuleSetting, seed: int) -> list[RuleSetting]:
     """Settings around the best one."""
     found = parameters(RULES[kind]).values()
-    draws = qmc.Sobol(len(found), rng=seed).random(NEAR_LANES)
+    draws = qmc.Sobol(len(found), rng=seed).random(16)[:NEAR_LANES]
     lows, highs = (np.log([getattr(p, end) for p in found]) for end in ("low", "high"))
     center = np.log(best.values)
     points = center + _NEAR * (2.0 * draws - 1.0) * (highs - lows)
@@ -126,13 +141,11 @@ def tune_for_starts(
 ) -> list[RuleSetting]:
     """The best of a rule's settings for each start-up time, on the training part."""
     lanes = [replace(lane, start_s=start_s) for start_s in starts_s for lane in found.lanes]
-    windows = player.play(lanes, demand.train(FIRST_WINDOWS), progress)
-    inside, rented_s = attainment(windows), np.asarray(windows.rented_s, float).sum(axis=1)
+    tried = _tried(lanes, player.play(lanes, demand.train(FIRST_WINDOWS), progress))
     size, best = len(found.lanes), []
     for place in range(0, len(lanes), size):
-        part = slice(place, place + size)
-        tried = TriedSettings(lanes[part], inside[part], rented_s[part])
-        best.append(tried.lanes[tried.best(demand.target)])
+        of_start = tried.part(slice(place, place + size))
+        best.append(of_start.lanes[of_start.best(demand.target)])
     return best
 
 
@@ -142,10 +155,24 @@ def _played(
     parts: Sequence[slice],
     progress: Callable[[int], None],
 ) -> dict[str, TriedSettings]:
-    found = player.play([lane for each in lanes.values() for lane in each], parts, progress)
-    inside, rented_s = attainment(found), np.asarray(found.rented_s, float).sum(axis=1)
+    every = [lane for each in lanes.values() for lane in each]
+    tried = _tried(every, player.play(every, parts, progress))
     ends = np.cumsum([len(each) for each in lanes.values()])
     return {
-        kind: TriedSettings(each, inside[end - len(each) : end], rented_s[end - len(each) : end])
+        kind: tried.part(slice(end - len(each), end))
         for (kind, each), end in zip(lanes.items(), ends, strict=True)
     }
+
+
+def _tried(lanes: list[RuleSetting], windows: FleetWindows) -> TriedSettings:
+    good, ended = (np.asarray(each, float) for each in (windows.good, windows.ended))
+    total = np.maximum(ended.sum(axis=1), 1e-9)
+    share, blocks = good.sum(axis=1) / total, good.shape[1]
+    error = np.zeros(len(lanes))
+    if blocks >= _LEAST_BLOCKS:
+        # Standard error of a ratio of sums (Cochran, Sampling Techniques, 6.4).
+        residuals = good - share[:, None] * ended
+        error = np.sqrt(blocks / (blocks - 1) * (residuals**2).sum(axis=1)) / total
+    return TriedSettings(
+        lanes, share, share - _ONE_SIDED * error, np.asarray(windows.rented_s, float).sum(axis=1)
+    )
