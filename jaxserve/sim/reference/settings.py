@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -103,6 +104,18 @@ class ShiftedExponentialFrontEnd:
         return self.fixed_s + self.tail_s * rng.standard_exponential()
 
 
+class Routing(enum.Enum):
+    """Routing of requests to the engines that can serve them."""
+
+    LEAST_LOADED = "least_loaded"
+    """Requests wait in one queue until an engine has room, and go to the one with fewest tokens."""
+    ROUND_ROBIN = "round_robin"
+    """Requests go to one engine after the other when they arrive, whatever its load."""
+    PREFIX_AFFINITY = "prefix_affinity"
+    """Requests go, when they arrive, to the engine with the greatest matched / prompt - .5 load /
+    greatest load: where most of the prompt is cached, unless that engine is busier."""
+
+
 @dataclass(frozen=True)
 class ReferenceSettings:
     """Settings that an operator cannot change while serving."""
@@ -131,6 +144,8 @@ class ReferenceSettings:
     """delay between engine and client."""
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     """settings of every engine."""
+    routing: Routing = Routing.LEAST_LOADED
+    """engine of the next request."""
     fleet: FleetSettings | None = None
     """start-up and draining of replicas; None where all serve all the time."""
 

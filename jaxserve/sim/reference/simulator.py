@@ -28,6 +28,7 @@ from jaxserve.sim.reference.counters import Counters, WindowStats
 from jaxserve.sim.reference.engine import Engine, Role
 from jaxserve.sim.reference.replicas import Phase, Replicas, Start
 from jaxserve.sim.reference.request import Request, WaitingQueue, request_log
+from jaxserve.sim.reference.routing import Router
 from jaxserve.sim.reference.settings import Knobs, MemoryMeter, ReferenceSettings
 
 
@@ -95,6 +96,7 @@ class ReferenceSimulator:
         for gpu in self._gpus[: knobs.prefill_gpus]:
             gpu.prefills = True
         self._split_from = knobs.prefill_gpus
+        self._router = Router(settings.routing)
         self._queue = WaitingQueue(knobs.priority_routing)
         self._handoffs = WaitingQueue(knobs.priority_routing)
         self._source: dict[int, _Gpu] = {}  # where the KV of a handed-off request is
@@ -226,22 +228,25 @@ class ReferenceSimulator:
                     self._queue.push(request)
 
     def _route(self) -> None:
-        """Hands the next requests to the least loaded GPUs that have room for them."""
+        """Hands the next requests to GPUs, where the routing waits for it once they have room."""
         budget = self.settings.scheduler.token_budget
         while self._queue:
             request = self._queue.peek()
             ready = [
                 gpu.engine
                 for gpu in self._serving()
-                if gpu.up
-                and gpu.engine.role is not Role.DECODE
-                and gpu.engine.waiting.tokens_before(request) < budget
-                and gpu.engine.running + len(gpu.engine.waiting) < self._knobs.batch_cap
+                if gpu.up and gpu.engine.role is not Role.DECODE
             ]
+            if self._router.waits:
+                ready = [
+                    engine
+                    for engine in ready
+                    if engine.waiting.tokens_before(request) < budget
+                    and engine.running + len(engine.waiting) < self._knobs.batch_cap
+                ]
             if not ready:
                 return
-            least = min(ready, key=lambda engine: engine.load_tokens)
-            least.waiting.push(self._queue.pop())
+            self._router.choose(request, ready).waiting.push(self._queue.pop())
 
     def _hand_over(self) -> None:
         """Starts KV transfers to the least loaded decoding GPUs that have blocks for them."""
