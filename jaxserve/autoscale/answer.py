@@ -17,6 +17,8 @@ from jaxserve.evaluation.episode_statistics import ratio_interval
 
 _HOUR_S = 3600.0
 _LEAST_BLOCKS = 5
+_CURVE_POINTS = 8
+"""Settings of a rule, at most, that draw its curve of cost and attainment."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ def judge(
         if kind != STATIC:
             lanes.append((RuleSetting.default(kind), "default"))
         lanes.append((found.lanes[best], "best"))
-        shown = range(len(found.lanes)) if kind == STATIC else found.frontier()
+        frontier = found.frontier()
+        spread = np.unique(np.linspace(0, len(frontier) - 1, _CURVE_POINTS).round().astype(int))
+        shown = range(len(found.lanes)) if kind == STATIC else [frontier[i] for i in spread]
         lanes += [(found.lanes[index], "curve") for index in shown]
     windows = play([lane for lane, _ in lanes])
     group = demand.setup.spec.deployment.tensor_parallel

@@ -67,7 +67,7 @@ def autoscale(
         sum(part.stop - part.start for part in demand.train(most))
         for most in (FIRST_WINDOWS, SECOND_WINDOWS)
     )
-    settings = (len(kinds) * (1 + FIRST_LANES), len(kinds) * (KEPT_LANES + NEAR_LANES))
+    settings = (len(kinds) * (1 + FIRST_LANES), len(kinds) * (KEPT_LANES + 2 * NEAR_LANES))
     report = _counter(progress, "tuning", settings[0] * first + settings[1] * second)
     tried = tune(demand, player, kinds, report)
     judged = sum(part.stop - part.start for part in demand.test)

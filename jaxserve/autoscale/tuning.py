@@ -13,17 +13,15 @@ from jaxserve.autoscale.play import STATIC, FleetPlayer, FleetWindows, RuleSetti
 from jaxserve.autoscale.rules import RULES, parameters
 from jaxserve.autoscale.setup import FleetDemand
 
-FIRST_LANES, KEPT_LANES, NEAR_LANES = 31, 3, 12
-"""Settings of a rule that are tried over its whole bounds, beside its defaults; the best of them
-that are played on, and settings around the very best."""
+FIRST_LANES, KEPT_LANES, NEAR_LANES = 31, 4, 8
+"""Settings of a rule that are tried over its whole bounds, beside its defaults; those that are
+played on; and settings around each of the first two of these."""
 FIRST_WINDOWS, SECOND_WINDOWS = 5_760, 11_520
 """Windows of the training part on which the two rounds are played, at most: a day, two days."""
 _NEAR = 0.25
 """Half-width of the second round as a share of the bounds."""
 _ONE_SIDED = 1.645
 _LEAST_BLOCKS = 3
-CURVE_POINTS = 8
-"""Settings of a rule that draw its curve of cost and attainment."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,20 @@ class TriedSettings:
         return self.ranked(target)[0]
 
     def frontier(self) -> list[int]:
-        """Settings that no other beats in both cost and attainment, the cheapest first, at most
-        ``CURVE_POINTS`` of them, evenly spread."""
+        """Settings that no other beats in both cost and attainment, the cheapest first."""
         order = np.lexsort((-self.attainment, self.rented_s))
         kept: list[int] = []
         for index in order:
             if not kept or self.attainment[index] > self.attainment[kept[-1]] + 1e-6:
                 kept.append(int(index))
-        if len(kept) <= CURVE_POINTS:
-            return kept
-        places = np.unique(np.linspace(0, len(kept) - 1, CURVE_POINTS).round().astype(int))
-        return [kept[place] for place in places]
+        return kept
+
+    def kept(self, target: float) -> list[int]:
+        """The best setting and the next ones of the frontier with more inside: what just reaches
+        the target on a day may miss it on two."""
+        best = self.best(target)
+        safer = [i for i in self.frontier() if self.attainment[i] > self.attainment[best] + 1e-6]
+        return [best, *safer[: KEPT_LANES - 1]]
 
 
 def first_lanes(kind: str, seed: int) -> list[RuleSetting]:
@@ -85,9 +86,9 @@ def first_lanes(kind: str, seed: int) -> list[RuleSetting]:
 
 
 def near_lanes(kind: str, best: RuleSetting, seed: int) -> list[RuleSetting]:
-    """Settings around the best one."""
+    """Settings around ``best``."""
     found = parameters(RULES[kind]).values()
-    draws = qmc.Sobol(len(found), rng=seed).random(16)[:NEAR_LANES]
+    draws = qmc.Sobol(len(found), rng=seed).random(NEAR_LANES)
     lows, highs = (np.log([getattr(p, end) for p in found]) for end in ("low", "high"))
     center = np.log(best.values)
     points = center + _NEAR * (2.0 * draws - 1.0) * (highs - lows)
@@ -106,8 +107,8 @@ def tune(
 ) -> dict[str, TriedSettings]:
     """Plays settings of every kind on the training part, in two rounds.
 
-    The first round plays defaults and settings all over a rule's bounds on a day of windows, the
-    second one defaults, the best of the first and settings around the very best on two days.
+    The first round plays defaults and settings all over a rule's bounds on a day of windows; the
+    second one plays defaults, what the first has kept and settings around it on two days.
 
     Args:
       kinds: names of rules; static fleets of every size are always played.
@@ -120,10 +121,10 @@ def tune(
     tried = _played(player, first, demand.train(FIRST_WINDOWS), progress)
     second = {STATIC: static_lanes(demand)}
     for kind in kinds:
-        ranked = tried[kind].ranked(demand.target)
-        best = [tried[kind].lanes[index] for index in ranked[:KEPT_LANES]]
-        near = near_lanes(kind, best[0], demand.seed)
-        second[kind] = list(dict.fromkeys([RuleSetting.default(kind), *best, *near]))
+        kept = [tried[kind].lanes[index] for index in tried[kind].kept(demand.target)]
+        near = [near_lanes(kind, lane, demand.seed) for lane in kept[:2]]
+        lanes = [RuleSetting.default(kind), *kept, *(lane for each in near for lane in each)]
+        second[kind] = list(dict.fromkeys(lanes))
     return _played(player, second, demand.train(SECOND_WINDOWS), progress)
 
 
