@@ -32,7 +32,7 @@ class RuleResult:
     attainment: float
     attainment_low: float
     attainment_high: float
-    """bounds of the 95 % interval over hours; equal to ``attainment`` where there are few."""
+    """bounds of the 95 % interval over half hours; equal to ``attainment`` where there are few."""
     gpu_hours: float
     mean_replicas: float
     cost_usd: float

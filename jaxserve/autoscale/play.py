@@ -44,9 +44,10 @@ TPOT_BUCKETS_S = (
     0.8, 1, 1.5, 2, 3, 4.5, 6,
 )  # fmt: skip
 """The same of TPOT (llm-d/llm-d-router, tpotBuckets)."""
-LANES = 128
-"""Settings that are played side by side; the compiled program is one for all."""
-CHUNK_WINDOWS = 240
+FEW_LANES, LANES = 8, 128
+"""Settings that are played side by side, and a smaller number for few of them; there is a compiled
+program for each number."""
+CHUNK_WINDOWS = 120
 """Windows that a call plays, between which progress is shown."""
 
 
@@ -278,10 +279,10 @@ class FleetPlayer:
     def _play_part(
         self, lanes: Sequence[RuleSetting], windows: slice, progress: Callable[[int], None]
     ) -> FleetWindows:
-        parts = []
-        for first in range(0, len(lanes), LANES):
-            batch = list(lanes[first : first + LANES])
-            filled = batch + [batch[0]] * (LANES - len(batch))
+        parts, side_by_side = [], FEW_LANES if len(lanes) <= FEW_LANES else LANES
+        for first in range(0, len(lanes), side_by_side):
+            batch = list(lanes[first : first + side_by_side])
+            filled = batch + [batch[0]] * (side_by_side - len(batch))
             parts.append(self._play(filled, windows, progress))
         joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         return jax.tree.map(lambda leaf: leaf[: len(lanes)], joined)

@@ -84,8 +84,10 @@ def sentences(answer: AutoscaleAnswer) -> list[str]:
     else:
         values = named_values(winner.kind, winner.values)
         numbers = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        compared = "fewer" if answer.saved >= 0.0 else "more"
         said.append(
-            f"{winner.kind} with {numbers}: {100 * answer.saved:.0f} % fewer GPU hours than "
+            f"{winner.kind} with {numbers}: {100 * abs(answer.saved):.0f} % {compared} GPU hours "
+            "than "
             f"a fleet of {static.values[0]:g} that is never scaled, "
             f"{100 * winner.attainment:.1f} % inside against {100 * static.attainment:.1f} %."
         )

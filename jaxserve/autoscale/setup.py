@@ -35,7 +35,7 @@ LEAST_WINDOWS = 40
 MOST_JUDGED = 17_280
 """Windows that a result is reported on, at most: three days."""
 _BLOCK_WINDOWS = 1_440
-_STEPS = 24
+_STEPS = 16
 """Rates that are tried on one replica."""
 _TRAIN_SHARE = 0.6
 """Share of a recording, from its beginning, that rules are tuned on."""
@@ -56,8 +56,8 @@ class FleetDemand:
     least: int = 1
     """least number of replicas."""
     initial: int | None = None
-    """replicas that serve at the start, where they are scaled; None for one more than the rate of
-    the first minutes needs."""
+    """replicas that serve at the start, where they are scaled; None for what the rate of the first
+    minutes needs."""
 
     @property
     def most(self) -> int:
@@ -127,7 +127,7 @@ class FleetDemand:
         """Replicas that serve at the start of windows of the recording, where they are scaled."""
         if self.initial is not None:
             return self.initial
-        return min(int(self.least_replicas[windows.start]) + 1, self.most)
+        return int(self.least_replicas[windows.start])
 
     @cached_property
     def least_replicas(self) -> NDArray[np.float64]:
@@ -203,8 +203,8 @@ def bearable_rate(demand: FleetDemand, fleet: Fleetwide) -> float:
     """Requests a second that a replica bears: the largest rate at which the target share of steady
     traffic of the recording's mix is inside the objectives.
 
-    Rates are tried in steps of an hour each, first over four orders of magnitude and then finely
-    around the largest that was borne.
+    Rates are tried in steps of half an hour each, first over six orders of magnitude and then
+    finely around the largest that was borne.
 
     Raises:
       InputError: a replica bears not even the least rate.

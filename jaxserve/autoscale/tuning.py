@@ -32,8 +32,8 @@ class TriedSettings:
     attainment: NDArray[np.float64]
     """float64[n], share of the requests inside the objectives."""
     assured: NDArray[np.float64]
-    """float64[n], its lower bound (95 %, one-sided) over blocks of an hour; the share itself for
-    fewer than three blocks."""
+    """float64[n], its lower bound (95 %, one-sided) over blocks of half an hour; the share itself
+    for fewer than three blocks."""
     rented_s: NDArray[np.float64]
     """float64[n], seconds of replicas that were paid for."""
 
