@@ -80,6 +80,9 @@ def test_commands_run(tmp_path: Path) -> None:
     assert printed.count("trace_replay, 4 test episodes") == 2
     assert "best_static is batch_cap" in printed
     assert {path.name for path in tmp_path.iterdir()} >= {"my.parquet", "my_run"}
+    printed = run_code("sh", code("sh", "jaxserve autoscale"), tmp_path)
+    assert "A replica bears" in printed
+    assert (tmp_path / "scaled" / "autoscale.json").is_file()
 
 
 @pytest.mark.slow

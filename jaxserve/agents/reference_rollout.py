@@ -22,8 +22,10 @@ from jaxserve.seeds import policy_key
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.sim.machine.cost_model import CostModel, IterationTimer
 from jaxserve.sim.machine.deployment import GIB, Deployment
+from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.reference.counters import WindowStats
 from jaxserve.sim.reference.episode_requests import episode_requests, roll_traffic
+from jaxserve.sim.reference.replicas import Replicas
 from jaxserve.sim.reference.request import Request, request_log
 from jaxserve.sim.reference.settings import (
     Knobs,
@@ -66,11 +68,14 @@ def reference_settings(deployment: Deployment) -> ReferenceSettings:
             prefix_caching=bool(d["prefix_caching"]),
             sequence_kv=deployment.on_host().sequence_kv,
         ),
+        fleet=None if deployment.fleet is None else FleetSettings.on_host(deployment.fleet),
     )
 
 
-def reference_knobs(deployment: Deployment, action: ServeAction) -> Knobs:
-    """A clipped action as knobs of the reference simulator."""
+def reference_knobs(
+    deployment: Deployment, action: ServeAction, replicas: int | None = None
+) -> Knobs:
+    """A clipped action, and the replicas that are to serve, as knobs of the reference simulator."""
     depth, tier = int(action.speculation_depth), int(action.quantization_tier)
     pool_tokens = float(deployment.kv_pool_tokens[tier, int(depth > 0)])
     return Knobs(
@@ -80,6 +85,7 @@ def reference_knobs(deployment: Deployment, action: ServeAction) -> Knobs:
         tier=tier,
         priority_routing=bool(action.priority_routing),
         prefill_gpus=min(int(action.prefill_decode_split), round(float(deployment.num_gpus)) - 1),
+        replicas=replicas,
     )
 
 
@@ -139,6 +145,7 @@ class ReferenceEpisode:
       windows: length; the environment's horizon by default.
       trace: the one that ``env`` replays. Its own requests are then played, with the prefixes that
         they share, instead of requests that are drawn from its classes.
+      serving: replicas of a fleet that serve at the start; None for all.
     """
 
     def __init__(
@@ -148,6 +155,7 @@ class ReferenceEpisode:
         timer: IterationTimer,
         windows: int | None = None,
         trace: Trace | None = None,
+        serving: int | None = None,
     ) -> None:
         self.env = env
         self.windows = int(env.horizon) if windows is None else windows
@@ -180,6 +188,8 @@ class ReferenceEpisode:
         self._window = 0
         self._upcoming = 0
         self._open: list[Request] = []
+        self.rented_s = 0.0
+        self._serving = serving
         self._ttft_slo_s = np.asarray(env.slo.ttft_s, np.float64)
         self._tpot_slo_s = np.asarray(env.slo.tpot_s, np.float64)
 
@@ -187,24 +197,33 @@ class ReferenceEpisode:
         """The simulator at time 0, in FP16 and colocated like every episode, ready for
         ``action``."""
         at_start = dataclasses.replace(action, quantization_tier=0, prefill_decode_split=0)
+        knobs = reference_knobs(self.env.deployment, at_start, self._serving)
         return ReferenceSimulator(
             reference_settings(self.env.deployment),
             self._timer,
-            reference_knobs(self.env.deployment, at_start),
+            knobs,
             self.requests,
             seed=self._seed,
             memory=self._memory,
         )
 
-    def step(self, action: ServeAction) -> WindowMetrics:
-        """Holds the knobs (clipped) for one window; float32 NumPy leaves."""
+    def step(self, action: ServeAction, replicas: int | None = None) -> WindowMetrics:
+        """Holds the knobs (clipped), and the ``replicas`` of a fleet that are wanted, for one
+        window; float32 NumPy leaves."""
         if self._simulator is None:
             self._simulator = self.start(action)
         self._window += 1
-        knobs = reference_knobs(self.env.deployment, action)
+        knobs = reference_knobs(self.env.deployment, action, replicas)
         stats = self._simulator.advance(self._window * self.env.window_s, knobs)
+        self.rented_s = stats.rented_s
         queued = {request.id for request in self._simulator.queued()}
         return self._metrics(stats, action, queued)
+
+    @property
+    def replicas(self) -> Replicas:
+        """Phases of the replicas; after the first window."""
+        assert self._simulator is not None
+        return self._simulator.replicas
 
     def log(self) -> np.ndarray:
         """``LOG_DTYPE`` row of every request that has arrived so far."""
@@ -266,7 +285,9 @@ class ReferenceEpisode:
             preemptions=stats.preemptions,
             memory_gib=max(stats.peak_memory_bytes, idle_bytes) / GIB,
             energy_j=energy_j,
-            cost_usd=self._memory.deployment.cost_usd(self.env.window_s, energy_j),
+            cost_usd=self._memory.deployment.cost_usd(
+                self.env.window_s, energy_j, self._rented(stats)
+            ),
             kv_occupancy=min(stats.kv_occupancy, 1.0),
             acceptance=stats.draft_accepted / max(stats.drafted, 1),
             capacity=stats.capacity,
@@ -314,7 +335,12 @@ class ReferenceEpisode:
             + work.kv_tokens * d.joule_per_kv_token
             for tier, work in enumerate(stats.work)
         )
-        return float(d.energy_j(self.env.window_s, work_j))
+        return float(d.energy_j(self.env.window_s, work_j, self._rented(stats)))
+
+    def _rented(self, stats: WindowStats) -> float | None:
+        """Replicas of a fleet that were paid for; None for all."""
+        fleet = self._memory.deployment.fleet
+        return None if fleet is None else stats.rented_s / self.env.window_s
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,7 @@ def load_setup(
     task: str | int,
     weights: Path | None = None,
     progress: Progress | None = None,
+    fields: Mapping[str, Any] | None = None,
     **own: Any,
 ) -> TaskSetup:
     """A task with its anchors.
@@ -129,6 +131,8 @@ def load_setup(
       weights: directory with those of the agent ppo; default is the task's packaged ones, or
         NAME.weights beside a task file.
       progress: told about the reading of a large trace.
+      fields: fields of ``TaskSpec`` to change, such as ``window_s``; a recording of the user's own
+        is then the traffic, so that there are no anchors.
       own: fields of ``jaxserve.tasks.own_deployment.OwnDeployment``.
 
     Raises:
@@ -138,6 +142,7 @@ def load_setup(
     said = OwnDeployment(**own)
     reader = InputFiles()
     own_spec, given = with_own_deployment(spec, said, reader)
+    own_spec = dataclasses.replace(own_spec, **(fields or {}))
     trace = _own_trace(spec, said, progress)
     files: dict[str, Any] = given if trace is None else {**given, "trace": trace}
     env = make(own_spec, slos=own_slos(said), **files)

@@ -18,6 +18,7 @@ import tyro
 
 from jaxserve import __version__
 from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
+from jaxserve.cli.autoscale import autoscale_fleet
 from jaxserve.cli.engines import calibrate_engine, record_trace, run_gateway, run_mock_engine
 from jaxserve.cli.live import (
     make_live_task,
@@ -38,6 +39,7 @@ from jaxserve.runtime.earlier_variables import without_effect
 GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
     "plan and simulate": {
         "plan": plan_deployment,
+        "autoscale": autoscale_fleet,
         "tasks": list_tasks,
         "search": search_settings,
         "headroom": print_headroom,

@@ -83,7 +83,7 @@ def plan_deployment(
             RAY_ADDRESS, or starts one here.
     """
     from jaxserve.agents.progress import stage_progress
-    from jaxserve.plan.answer import certainty, headline
+    from jaxserve.plan.answer import certainty, headline, scaling
     from jaxserve.plan.folder import check_folder, kept_file, write_folder
     from jaxserve.plan.inputs import (
         PlanInputs,
@@ -150,7 +150,7 @@ def plan_deployment(
     plan = dataclasses.replace(plan, check=found)
     names = write_folder(out, plan)
     kept_file(out).unlink(missing_ok=True)
-    for sentence in (headline(plan), *certainty(plan), _growth(plan.bears)):
+    for sentence in (headline(plan), *certainty(plan), _growth(plan.bears), *scaling(plan)):
         tell(sentence)
     for each in plan.neighbours:
         if each.binds:

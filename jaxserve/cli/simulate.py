@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -38,6 +38,7 @@ def simulate_log(
     token_budget: Number = None,
     tier: int = 0,
     prefix_caching: bool = False,
+    routing: Literal["least_loaded", "round_robin", "prefix_affinity"] = "least_loaded",
     concurrency: Number = None,
     frontend_ms: Real = None,
     run: Number = None,
@@ -64,6 +65,8 @@ def simulate_log(
         tier: Precision: 0 = FP16, 1 = INT8, 2 = INT4.
         prefix_caching: Share the KV of prompts with a common beginning; the trace's hash_ids name
             these prompts.
+        routing: Engine of the next request: the least loaded one that has room, one after the
+            other, or the one that has most of the prompt cached unless it is busier.
         concurrency: Requests in flight at most, as in a load test: each begins when another has
             ended, whenever it came in the file.
         frontend_ms: Delay between client and engine, which adds to TTFT, ms; by default what a
@@ -78,6 +81,7 @@ def simulate_log(
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.sim.reference import own_log
     from jaxserve.sim.reference.own_engine import own_engine
+    from jaxserve.sim.reference.settings import Routing
     from jaxserve.sim.table.extent import Extent, warn_beyond
     from jaxserve.sim.traffic.request_logs import load_request_log
 
@@ -105,6 +109,7 @@ def simulate_log(
         token_budget=engine.token_budget if token_budget is None else token_budget,
         tier=tier,
         prefix_caching=prefix_caching,
+        routing=Routing(routing),
         frontend_s=(frontend_ms or 0.0) / 1e3,
         concurrency=concurrency,
         context_tokens=engine.context_tokens,

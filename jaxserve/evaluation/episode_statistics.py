@@ -234,6 +234,17 @@ def interval(values: NDArray[np.float64]) -> Interval:
     return _bootstrap([values, np.ones_like(values)], np.divide, values)
 
 
+def ratio_interval(above: Column, below: Column) -> Interval:
+    """Quotient of two sums and its interval as ``interval``'s; parts where ``below`` is 0 do not
+    count.
+
+    Args:
+      above: float64[E], parts of the numerator.
+      below: float64[E], parts of the denominator.
+    """
+    return _bootstrap([above, below], np.divide, ratio(above, below))
+
+
 def intervals(statistics: EpisodeStatistics) -> dict[str, Interval]:
     """Every statistic of all episodes together, by name, with the interval as ``interval``'s.
 

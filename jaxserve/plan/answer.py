@@ -19,6 +19,10 @@ FORMAT = 1
 _LEVELS = (1, 4, 16, 64)
 
 
+_WORTH_SCALING = 0.75
+"""Share of a plan's GPUs below which the mean demand makes scaling worth a look."""
+
+
 def headline(plan: Plan) -> str:
     """The answer in one sentence."""
     by, wanted = plan.best.deployment, plan.inputs.objective
@@ -55,6 +59,17 @@ def certainty(plan: Plan) -> list[str]:
         names = ", then of ".join(option.name for option in plan.uncertain_options)
         said.append(f"A load test of {names} would settle the choice (--load-test).")
     return said
+
+
+def scaling(plan: Plan) -> list[str]:
+    """What a fleet that follows the traffic would take, where that is much less than the plan's."""
+    own, mean = plan.best.deployment.gpus, float(plan.least_gpus.mean())
+    if plan.best.deployment.replicas < 2 or mean > _WORTH_SCALING * own:
+        return []
+    return [
+        f"Following the traffic exactly would take {mean:.2f} of these {own} GPUs on average: "
+        "jaxserve autoscale finds the rule that comes nearest, and what it saves."
+    ]
 
 
 def unknown(plan: Plan) -> list[str]:

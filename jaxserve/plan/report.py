@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxserve.plan.answer import certainty, headline, measurement, unknown
+from jaxserve.plan.answer import certainty, headline, measurement, scaling, unknown
 from jaxserve.plan.plan import Plan
 from jaxserve.plan.search import Tried
 from jaxserve.plan.start import checkpoint_notes
@@ -74,7 +74,8 @@ def report_html(plan: Plan, commands: dict[str, str]) -> str:
         f'<p class="soft">Fewest GPUs that could serve each minute, ceil(rate / '
         f"{plan.requests_per_s:.2f} requests/s of a replica): at most {plan.least_gpus.max()}, "
         f"{plan.least_gpus.mean():.2f} on average. A fleet that follows the traffic without delay "
-        "would need no more; bursts within a minute may.</p>",
+        "would need no more; bursts within a minute may."
+        f"{_text(''.join(f' {sentence}' for sentence in scaling(plan)))}</p>",
         "<h2>Latency</h2>",
         _table(
             ("", "p50", "p99", "objective"),

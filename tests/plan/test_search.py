@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.plan.answer import certainty, measurement, plan_json, unknown
+from jaxserve.plan.answer import certainty, measurement, plan_json, scaling, unknown
 from jaxserve.plan.folder import write_folder
 from jaxserve.plan.inputs import PlanInputs, PlanObjective
 from jaxserve.plan.options import engine_options
@@ -65,6 +65,18 @@ def test_the_interval_surrounds_the_answer(plan: Plan) -> None:
     assert fewest <= plan.best.deployment.replicas <= (most or plan.inputs.max_gpus)
     assert plan.sure == (not plan.uncertain_options)
     assert any("95 %" in each for each in certainty(plan))
+
+
+def test_a_plan_says_what_scaling_would_take(plan: Plan) -> None:
+    """Where demand varies, and only there, the plan points to autoscaling."""
+    gpus = plan.best.deployment.gpus
+    varying = dataclasses.replace(plan, least_gpus=np.array([1] * 9 + [gpus]))
+    steady = dataclasses.replace(plan, least_gpus=np.full(10, gpus))
+    assert gpus >= 2
+    assert [
+        f"{varying.least_gpus.mean():.2f} of these {gpus} GPUs" in said for said in scaling(varying)
+    ] == [True]
+    assert scaling(steady) == []
 
 
 def test_what_is_missed_has_a_constraint(plan: Plan) -> None:

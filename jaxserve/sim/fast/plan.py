@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up
+from jaxserve.sim.fast.fleet import draining_gpus
 from jaxserve.sim.fast.prompt_work import (
     added_rows,
     alone_seconds,
@@ -17,7 +18,7 @@ from jaxserve.sim.fast.prompt_work import (
     second_shares,
 )
 from jaxserve.sim.fast.state import SimState
-from jaxserve.sim.fast.tick_state import PromptWork, WindowPlan
+from jaxserve.sim.fast.tick_state import TINY, PromptWork, WindowPlan
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.machine.memory import SequenceKv
 from jaxserve.sim.table.lookup import LatencyTable, WindowTable, contract
@@ -54,6 +55,10 @@ def plan_window(
     decode_tokens = jnp.maximum(classes.output_tokens - 1.0, 1.0)
     pool_tokens = _kv_pool(deployment.kv_pool_tokens, tier, action)
     pool = action.kv_budget_fraction * pool_tokens
+    if state.fleet is not None:
+        kv_each = state.queues.context / jnp.maximum(state.queues.running, TINY)
+        kept = draining_gpus(state.fleet, action.batch_cap.astype(jnp.float32), kv_each, pool)
+        capacity = capacity._replace(decode_gpus=capacity.decode_gpus + kept)
     work = _prompts(state, classes, window_table, deployment, capacity, pool)
     if deployment.sequence_kv is not None:
         beside = _beside_kv(deployment.sequence_kv, classes)
@@ -100,6 +105,7 @@ def plan_window(
         + deployment.activation_base_gib
         + _kv_pool(deployment.kv_pool_gib, tier, action)
         + jnp.where(depth > 0, deployment.draft_gib, 0.0),
+        rented_gpus=None if state.fleet is None else state.fleet.rented,
     )
 
 
@@ -124,13 +130,19 @@ def _capacity(state: SimState, deployment: Deployment, window_s: float) -> _Capa
     """GPUs that serve in a window, less the one that a rolling switch or a restart takes away."""
     switching = jnp.clip(state.switch_left_s / window_s, 0.0, 1.0)
     out = jnp.clip(state.outage_left_s / window_s, 0.0, 1.0)
+    up_share, up, prefill_gpus = 1.0 - out, deployment.num_gpus, state.prefill_gpus
+    if state.fleet is not None:
+        # Less than one replica on average is one that serves for a part of the window.
+        up_share = up_share * jnp.minimum(state.fleet.serving_mean, 1.0)
+        up = jnp.maximum(state.fleet.serving_mean, 1.0)
+        prefill_gpus = jnp.minimum(prefill_gpus, jnp.floor(up) - 1.0)
     # A switch takes one GPU away at a time; where there is only one, nothing serves.
-    alone = deployment.num_gpus <= 1.0
-    up_share = (1.0 - out) * jnp.where(alone, 1.0 - switching, 1.0)
-    serving = jnp.where(alone, 1.0, (deployment.num_gpus - switching) / deployment.num_gpus)
-    gpus = deployment.num_gpus * serving
-    prefill_gpus = state.prefill_gpus.astype(jnp.float32) * serving
-    split = state.prefill_gpus > 0
+    alone = up <= 1.0
+    up_share = up_share * jnp.where(alone, 1.0 - switching, 1.0)
+    serving = jnp.where(alone, 1.0, (up - switching) / up)
+    gpus = up * serving
+    split = prefill_gpus > 0
+    prefill_gpus = prefill_gpus.astype(jnp.float32) * serving
     return _Capacity(up_share, serving, gpus, prefill_gpus, gpus - prefill_gpus, split)
 
 
@@ -181,9 +193,8 @@ def _prompts(
     """
     work = prompt_work(classes, None)
     if classes.reuse is not None:
-        prefilling = jnp.where(
-            capacity.split, state.prefill_gpus, deployment.num_gpus.astype(jnp.int32)
-        )
+        gpus = deployment.num_gpus if state.fleet is None else jnp.round(capacity.gpus)
+        prefilling = jnp.where(capacity.split, state.prefill_gpus, gpus.astype(jnp.int32))
         if deployment.sequence_kv is not None:
             taken = add_up(_beside_kv(deployment.sequence_kv, classes) * state.queues.running)
             pool = jnp.maximum(pool - taken / capacity.decode_gpus, 0.0)
@@ -225,6 +236,13 @@ def accepted_moments(tokens_per_step: jax.Array, depth: jax.Array) -> tuple[jax.
     )
 
 
+def serving_replicas(state: SimState, deployment: Deployment) -> jax.Array:
+    """float32, replicas that serve at the start of the window, a switch not counted."""
+    if state.fleet is None:
+        return deployment.num_gpus
+    return jnp.maximum(jnp.sum(state.fleet.serving), 1).astype(jnp.float32)
+
+
 def _restarted_share(state: SimState, deployment: Deployment, window_s: float) -> jax.Array:
     """Share of the running sequences that lose their KV because their GPU goes down.
 
@@ -232,7 +250,7 @@ def _restarted_share(state: SimState, deployment: Deployment, window_s: float) -
     the sequences when the first goes down. A reload takes long: when the next one goes down, the
     first is up but empty, and the other n - 1 hold all sequences.
     """
-    gpus = deployment.num_gpus
+    gpus = serving_replicas(state, deployment)
     reloads = state.switch_reloads
     away_s = jnp.maximum(jnp.where(reloads, deployment.restart_s, deployment.rerole_s), 1e-3)
 
@@ -242,7 +260,9 @@ def _restarted_share(state: SimState, deployment: Deployment, window_s: float) -
     go_down = still_to_go(state.switch_left_s) - still_to_go(state.switch_left_s - window_s)
     first = state.switch_left_s > state.switch_span_s - 0.5 * window_s
     holders = jnp.where(reloads & ~first, jnp.maximum(gpus - 1.0, 1.0), gpus)
-    return jnp.where(state.switch_left_s > 0.0, jnp.minimum(go_down / holders, 1.0), 0.0)
+    share = jnp.where(state.switch_left_s > 0.0, jnp.minimum(go_down / holders, 1.0), 0.0)
+    # Replicas that were stopped while they drained leave their sequences to the others.
+    return share if state.fleet is None else jnp.maximum(share, state.fleet.stopped_share)
 
 
 def _kv_pool(pool: jax.Array, tier: jax.Array, action: ServeAction) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.sim.fast.ages import idle_ages
+from jaxserve.sim.fast.fleet import FleetState
 from jaxserve.sim.fast.lines import AGE_KNOTS
 from jaxserve.sim.fast.tick_state import Queues
 from jaxserve.sim.traffic.output_ages import OutputAges
@@ -58,6 +59,8 @@ class SimState:
     """int32, scheduler ticks since the start of the episode."""
     time_scale: jax.Array
     """float32, slowness of this episode's hardware relative to the table."""
+    fleet: FleetState | None = None
+    """replicas that come and go; None where all replicas serve all the time."""
 
 
 def init_sim(

@@ -123,6 +123,8 @@ class WindowPlan:
     """float32, share of the GPUs that serve, averaged over the window."""
     reserved_gib: jax.Array
     """float32, memory of one GPU without the activations of the window, GiB."""
+    rented_gpus: jax.Array | None = None
+    """float32, GPUs that are paid for; None for all of the deployment."""
 
 
 @jax.tree_util.register_dataclass

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, batch_last, staged
 from jaxserve.sim.fast.admission import distinct_kv
+from jaxserve.sim.fast.fleet import end_window, set_wanted
 from jaxserve.sim.fast.latency import TTFT_EDGES_S, itl_quantile, tpot_met_share
 from jaxserve.sim.fast.lines import count_older_than
-from jaxserve.sim.fast.plan import plan_window
+from jaxserve.sim.fast.plan import plan_window, serving_replicas
 from jaxserve.sim.fast.state import SimState, Slo
 from jaxserve.sim.fast.tick import FirstTokens, run_ticks
 from jaxserve.sim.fast.tick_state import TINY, Ages, Conditions, Queues, Tally, WindowPlan
@@ -36,6 +37,7 @@ def advance_window(
     table: LatencyTable,
     slo: Slo,
     window_s: float,
+    replicas: jax.Array | None = None,
 ) -> tuple[SimState, WindowMetrics]:
     """Advances the deployment by one window.
 
@@ -48,15 +50,26 @@ def advance_window(
       table: iteration times.
       slo: objectives of each class, float32[F].
       window_s: seconds of the window (static).
+      replicas: int32, replicas that are to serve, of a deployment with a fleet; None otherwise.
 
     Returns:
       the state at the end of the window, and its metrics.
     """
     state = _start_switch(state, action, deployment)
+    if replicas is not None:
+        assert deployment.fleet is not None and state.fleet is not None
+        running = state.queues.running
+        fleet = set_wanted(state.fleet, replicas, deployment.fleet, running, state.ticks, window_s)
+        state = dataclasses.replace(state, fleet=fleet)
     plan = plan_window(state, action, arrivals, deployment, classes, table, window_s)
-    # The plan holds what the window needs of the reuse table.
+    # The plan holds what the window needs of the reuse table, and of the fleet.
     conditions = Conditions(plan, deployment, dataclasses.replace(classes, reuse=None))
+    fleet, state = state.fleet, dataclasses.replace(state, fleet=None)
     state, metrics = _run_window(conditions, slo, state, action, arrivals)
+    if fleet is not None:
+        steps = window_s * plan.up_s / plan.tick_s / metrics.itl_s
+        fleet = end_window(fleet, steps / plan.decode_steps, state.queues.running, window_s)
+        state = dataclasses.replace(state, fleet=fleet)
     return _finish_switch(state, window_s), metrics
 
 
@@ -170,7 +183,7 @@ def _metrics(
     waiting, queues, tally, first, service, window_s, memory_gib, oom, lost, decoded, itl_s = (
         outcome
     )
-    energy_j = deployment.energy_j(window_s, tally.work_j)
+    energy_j = deployment.energy_j(window_s, tally.work_j, plan.rented_gpus)
     arrived, rejected = add_up(arrivals.counts), tally.rejected
     if arrivals.rejected is not None:
         arrived, rejected = arrived + arrivals.rejected, rejected + arrivals.rejected
@@ -203,7 +216,7 @@ def _metrics(
         preemptions=tally.preemptions,
         memory_gib=memory_gib,
         energy_j=energy_j,
-        cost_usd=deployment.cost_usd(window_s, energy_j),
+        cost_usd=deployment.cost_usd(window_s, energy_j, plan.rented_gpus),
         kv_occupancy=jnp.clip(
             add_up(held) / plan.kv_tokens,
             0.0,
@@ -321,10 +334,11 @@ def _start_switch(state: SimState, action: ServeAction, deployment: Deployment) 
     """Begins a rolling switch when the knobs ask for one and none is running."""
     # GPUs go one at a time: a reload takes restart_s of each, a new role rerole_s of each changed.
     idle = state.switch_left_s <= 0.0
-    split = jnp.minimum(action.prefill_decode_split, deployment.num_gpus.astype(jnp.int32) - 1)
+    gpus = serving_replicas(state, deployment)
+    split = jnp.minimum(action.prefill_decode_split, gpus.astype(jnp.int32) - 1)
     reloads = action.quantization_tier != state.tier
     re_roled = jnp.abs(split - state.prefill_gpus).astype(jnp.float32)
-    span = jnp.where(reloads, deployment.restart_s * deployment.num_gpus, 0.0)
+    span = jnp.where(reloads, deployment.restart_s * gpus, 0.0)
     span = jnp.maximum(span, deployment.rerole_s * re_roled)
     starts = idle & (reloads | (re_roled > 0.0))
     state = dataclasses.replace(

@@ -16,6 +16,7 @@ from jaxserve.sim.machine.energy import (
     body_bytes,
     iteration_flops,
 )
+from jaxserve.sim.machine.fleet import Fleet
 from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel
 from jaxserve.sim.machine.memory import (
     SequenceKv,
@@ -94,19 +95,34 @@ class Deployment:
     """float32, US dollars per joule of electricity."""
     sequence_kv: SequenceKv | None = None
     """float32 each, KV of a sequence beside that of its tokens; None for layers of one kind."""
+    fleet: Fleet | None = None
+    """start-up and draining of replicas; None where all replicas serve all the time."""
 
     def kv_of(self, context: jax.Array) -> jax.Array:
         """KV of a sequence of ``context`` tokens, in tokens of the pool."""
         return context if self.sequence_kv is None else context + self.sequence_kv.beside(context)
 
-    def energy_j(self, seconds: float | jax.Array, work_j: float | jax.Array) -> jax.Array:
-        """Joules of all GPUs: idle power and ``work_j``, at most the power limit."""
-        power_w = self.idle_w + work_j / (self.num_gpus * seconds)
-        return self.num_gpus * seconds * power_w.clip(max=self.max_w)
+    def energy_j(
+        self,
+        seconds: float | jax.Array,
+        work_j: float | jax.Array,
+        rented: float | jax.Array | None = None,
+    ) -> jax.Array:
+        """Joules of ``rented`` GPUs, all by default: idle power and ``work_j``, at most the power
+        limit."""
+        gpus = self.num_gpus if rented is None else rented
+        power_w = self.idle_w + work_j / (gpus * seconds)
+        return gpus * seconds * power_w.clip(max=self.max_w)
 
-    def cost_usd(self, seconds: float | jax.Array, energy_j: float | jax.Array) -> jax.Array:
-        """US dollars of all GPUs and their electricity."""
-        return self.num_gpus * seconds * self.usd_per_gpu_s + energy_j * self.usd_per_joule
+    def cost_usd(
+        self,
+        seconds: float | jax.Array,
+        energy_j: float | jax.Array,
+        rented: float | jax.Array | None = None,
+    ) -> jax.Array:
+        """US dollars of ``rented`` GPUs, all by default, and their electricity."""
+        gpus = self.num_gpus if rented is None else rented
+        return gpus * seconds * self.usd_per_gpu_s + energy_j * self.usd_per_joule
 
     def on_host(self) -> Deployment:
         """The deployment with float64 NumPy leaves."""

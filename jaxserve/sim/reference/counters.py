@@ -111,6 +111,10 @@ class WindowStats:
     """GPUs that only prefilled, for most of the window."""
     work: tuple[Work, Work, Work]
     """work of iterations that started in the window, by tier, for energy."""
+    serving: float
+    """replicas that served, averaged over the window; a restart is not counted."""
+    rented_s: float
+    """seconds of replicas that were paid for, starting and draining ones included."""
 
     @property
     def ttft_s(self) -> np.ndarray:

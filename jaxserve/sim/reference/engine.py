@@ -176,6 +176,10 @@ class Engine:
         else:
             self.waiting.remove(request)
 
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of ``request`` that need not be computed here."""
+        return self._find_cached(request)[0] * self.settings.block_tokens
+
     def transfer_blocks(self, request: Request) -> int:
         """Blocks that ``request``, prefilled elsewhere, needs for its first step here."""
         return self._blocks_for(request.prefill_target + self.knobs.speculation_depth)

@@ -18,6 +18,7 @@ from jaxserve.sim.machine.memory import SequenceKv, check_prefix_caching
 from jaxserve.sim.reference.settings import (
     Knobs,
     ReferenceSettings,
+    Routing,
     SchedulerSettings,
     ShiftedExponentialFrontEnd,
 )
@@ -66,6 +67,8 @@ class ServedBy:
     """engines that only prefill, the others then only decode; 0 where every engine does both."""
     handover_s_per_token: float = 0.0
     """seconds that the KV of a token takes from a prefilling engine to a decoding one."""
+    routing: Routing = Routing.LEAST_LOADED
+    """engine of the next request."""
     sequence_kv: SequenceKv | None = None
     """KV that a sequence holds beside that of its tokens; None for layers of one kind."""
 
@@ -126,6 +129,7 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
             kv_bytes_per_token=by.handover_s_per_token,
             link_bytes_per_s=1.0,
             front_end=ShiftedExponentialFrontEnd(by.frontend_s),
+            routing=by.routing,
             scheduler=SchedulerSettings(
                 token_budget=by.token_budget,
                 prefix_caching=by.prefix_caching,

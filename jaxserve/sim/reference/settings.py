@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.fields import MAX_DEPTH
+from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.machine.hardware import EngineSettings
 from jaxserve.sim.machine.memory import BLOCK_TOKENS, SequenceKv, check_prefix_caching
 
@@ -85,6 +87,8 @@ class Knobs(GpuKnobs):
 
     prefill_gpus: int = 0
     """GPUs that only prefill; 0 = every GPU does both."""
+    replicas: int | None = None
+    """GPUs that are to serve, of a deployment with a fleet; None for all."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,18 @@ class ShiftedExponentialFrontEnd:
     def draw(self, rng: np.random.Generator) -> float:
         """Delay of one request, s."""
         return self.fixed_s + self.tail_s * rng.standard_exponential()
+
+
+class Routing(enum.Enum):
+    """Routing of requests to the engines that can serve them."""
+
+    LEAST_LOADED = "least_loaded"
+    """Requests wait in one queue until an engine has room, and go to the one with fewest tokens."""
+    ROUND_ROBIN = "round_robin"
+    """Requests go to one engine after the other when they arrive, whatever its load."""
+    PREFIX_AFFINITY = "prefix_affinity"
+    """Requests go, when they arrive, to the engine with the greatest matched / prompt - .5 load /
+    greatest load: where most of the prompt is cached, unless that engine is busier."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +144,10 @@ class ReferenceSettings:
     """delay between engine and client."""
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     """settings of every engine."""
+    routing: Routing = Routing.LEAST_LOADED
+    """engine of the next request."""
+    fleet: FleetSettings | None = None
+    """start-up and draining of replicas; None where all serve all the time."""
 
     def __post_init__(self) -> None:
         checks.whole("num_gpus", self.num_gpus, 1)

@@ -8,6 +8,7 @@ to event: an arrival, the end of an iteration, of a KV transfer or of a restart.
 Knobs that an engine can change at once (batch cap, KV capacity, speculation depth, order) act from
 its next iteration on. A tier change reloads weights and a change of the prefill/decode split
 re-roles GPUs: both roll over the GPUs one at a time, and what ran on a GPU is recomputed elsewhere.
+Replicas of a fleet start and drain as ``sim/reference/replicas.py`` says.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.reference.counters import Counters, WindowStats
 from jaxserve.sim.reference.engine import Engine, Role
+from jaxserve.sim.reference.replicas import Phase, Replicas, Start
 from jaxserve.sim.reference.request import Request, WaitingQueue, request_log
+from jaxserve.sim.reference.routing import Router
 from jaxserve.sim.reference.settings import Knobs, MemoryMeter, ReferenceSettings
 
 
@@ -40,6 +43,10 @@ class _Gpu:
     up: bool = True
     down_since_s: float = 0.0
     link_free_s: float = 0.0
+    drain: int = 0
+    """number of the drain that goes on."""
+    late: bool = False
+    """whether the time to drain is over."""
 
 
 @dataclass(eq=False)
@@ -80,14 +87,16 @@ class ReferenceSimulator:
         self._check(knobs)
         self._knobs = knobs
         self._tier, self._prefill_gpus = knobs.tier, knobs.prefill_gpus
-        delays, *streams = np.random.default_rng(seed).spawn(settings.num_gpus + 1)
+        delays, *streams, starts = np.random.default_rng(seed).spawn(settings.num_gpus + 2)
         self._delays = delays
         self._gpus = [
             _Gpu(Engine(timer, knobs, settings.scheduler, stream, memory)) for stream in streams
         ]
+        self.replicas = Replicas(settings.num_gpus, settings.fleet, knobs.replicas, starts)
         for gpu in self._gpus[: knobs.prefill_gpus]:
             gpu.prefills = True
         self._split_from = knobs.prefill_gpus
+        self._router = Router(settings.routing)
         self._queue = WaitingQueue(knobs.priority_routing)
         self._handoffs = WaitingQueue(knobs.priority_routing)
         self._source: dict[int, _Gpu] = {}  # where the KV of a handed-off request is
@@ -99,6 +108,7 @@ class ReferenceSimulator:
         self._arrived: list[Request] = []
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._event_count = 0
+        self._drains = 0
         self._in_force = (knobs.tier, knobs.prefill_gpus)
         self._open_window()
         self.submit(requests)
@@ -134,6 +144,8 @@ class ReferenceSimulator:
         self._handoffs.set_order(knobs.priority_routing)
         for gpu in self._gpus:
             self._set_knobs(gpu.engine, gpu.engine.knobs.tier)
+        if knobs.replicas is not None:
+            self._scale(knobs.replicas)
         self._settle()
         while (next_s := self._next_event_s()) <= until_s:
             self.now_s = next_s
@@ -186,6 +198,7 @@ class ReferenceSimulator:
 
     def _settle(self) -> None:
         """Brings everything that can move at this instant into motion."""
+        self._stop_drained()
         self._roll()
         moved = True
         while moved:
@@ -215,28 +228,31 @@ class ReferenceSimulator:
                     self._queue.push(request)
 
     def _route(self) -> None:
-        """Hands the next requests to the least loaded GPUs that have room for them."""
+        """Hands the next requests to GPUs, where the routing waits for it once they have room."""
         budget = self.settings.scheduler.token_budget
         while self._queue:
             request = self._queue.peek()
             ready = [
                 gpu.engine
-                for gpu in self._gpus
-                if gpu.up
-                and gpu.engine.role is not Role.DECODE
-                and gpu.engine.waiting.tokens_before(request) < budget
-                and gpu.engine.running + len(gpu.engine.waiting) < self._knobs.batch_cap
+                for gpu in self._serving()
+                if gpu.up and gpu.engine.role is not Role.DECODE
             ]
+            if self._router.waits:
+                ready = [
+                    engine
+                    for engine in ready
+                    if engine.waiting.tokens_before(request) < budget
+                    and engine.running + len(engine.waiting) < self._knobs.batch_cap
+                ]
             if not ready:
                 return
-            least = min(ready, key=lambda engine: engine.load_tokens)
-            least.waiting.push(self._queue.pop())
+            self._router.choose(request, ready).waiting.push(self._queue.pop())
 
     def _hand_over(self) -> None:
         """Starts KV transfers to the least loaded decoding GPUs that have blocks for them."""
         while self._handoffs:
             request = self._handoffs.peek()
-            decoders = [g for g in self._gpus if g.up and g.engine.role is not Role.PREFILL]
+            decoders = [g for g in self._serving() if g.up and g.engine.role is not Role.PREFILL]
             if decoders and not any(g.engine.could_ever_receive(request) for g in decoders):
                 self._handoffs.pop()
                 self._source.pop(request.id).engine.release_held(request)
@@ -307,6 +323,8 @@ class ReferenceSimulator:
         """Seconds that GPU ``index`` needs for the tier and role that the roll leads to; None if
         it has both."""
         gpu = self._gpus[index]
+        if self.replicas.phases[index] is not Phase.SERVING:
+            return None
         reload = gpu.engine.knobs.tier != self._tier
         re_role = gpu.prefills != (index < self._prefill_gpus)
         if not reload and not re_role:
@@ -320,7 +338,7 @@ class ReferenceSimulator:
 
         A roll that has begun is finished before the knobs can start another.
         """
-        if not all(gpu.up for gpu in self._gpus):
+        if not all(gpu.up for gpu in self._serving()):
             return
         needs = [self._restart_s(index) for index in range(len(self._gpus))]
         if all(seconds is None for seconds in needs):
@@ -331,30 +349,40 @@ class ReferenceSimulator:
             if seconds is not None:
                 # An iteration in flight is let finish; its end comes back here.
                 if not gpu.busy:
-                    for request in self._take_down(gpu, seconds):
-                        request.preemptions += 1
-                        self._counters.preemptions += 1
-                        self._queue.push(request)
+                    self._take_down(gpu, seconds)
+                    self._evict_all(gpu)
                 return
 
     def _crash(self, gpu: _Gpu) -> None:
         """Out of memory: everything that was running on the GPU is lost."""
         self._counters.oom_restarts += 1
-        for request in self._take_down(gpu, self.settings.oom_restart_s):
+        self._take_down(gpu, self.settings.oom_restart_s)
+        for request in self._strand(gpu):
             self._lose(request)
 
     def _lose(self, request: Request) -> None:
         request.lost = True
         self._counters.lost.append(request)
 
-    def _take_down(self, gpu: _Gpu, seconds: float) -> list[Request]:
-        """Stops a GPU for ``seconds``; its waiting requests go back to the router.
-
-        Returns the requests whose KV went with it.
-        """
+    def _take_down(self, gpu: _Gpu, seconds: float) -> None:
+        """Stops a GPU for ``seconds``."""
         gpu.up = False
         gpu.down_since_s = self.now_s
         self._schedule(self.now_s + seconds, self._bring_up, gpu)
+
+    def _evict_all(self, gpu: _Gpu) -> None:
+        """Sends all requests of a stopped GPU back to the router, to be recomputed."""
+        for request in self._strand(gpu):
+            request.preemptions += 1
+            self._counters.preemptions += 1
+            self._queue.push(request)
+
+    def _strand(self, gpu: _Gpu) -> list[Request]:
+        """Ends the process of a GPU; its waiting requests go back to the router.
+
+        Returns:
+          the requests whose KV went with it.
+        """
         for transfer in [t for t in self._transfers if gpu in (t.source, t.target)]:
             transfer.cancelled = True
             self._transfers.remove(transfer)
@@ -372,6 +400,51 @@ class ReferenceSimulator:
             self._queue.push(request)
         return stranded
 
+    def _serving(self) -> list[_Gpu]:
+        """GPUs that new requests may go to, a restart not counted."""
+        phases = self.replicas.phases
+        return [
+            gpu for gpu, phase in zip(self._gpus, phases, strict=True) if phase is Phase.SERVING
+        ]
+
+    def _scale(self, wanted: int) -> None:
+        """Starts, cancels and drains replicas until as many as are wanted serve or start."""
+        begun, drained = self.replicas.order(wanted, self.now_s)
+        for start in begun:
+            self._schedule(start.ready_s, self._end_start, start)
+        for gpu in (self._gpus[index] for index in drained):
+            for request in gpu.engine.waiting.drain():
+                self._queue.push(request)
+            assert self.settings.fleet is not None
+            self._drains += 1
+            gpu.drain = self._drains
+            end_s = self.now_s + self.settings.fleet.drain_s
+            self._schedule(end_s, self._end_drain, (gpu, gpu.drain))
+
+    def _end_start(self, start: Start) -> None:
+        if start.cancelled or not self.replicas.ready(start, self.now_s):
+            return
+        gpu = self._gpus[start.index]
+        gpu.prefills = start.index < self._prefill_gpus
+        self._set_knobs(gpu.engine, self._tier)
+
+    def _end_drain(self, drain: tuple[_Gpu, int]) -> None:
+        """Stops a replica whose time to drain is over; what runs there is recomputed elsewhere."""
+        gpu, number = drain
+        gpu.late = gpu.late or gpu.drain == number
+
+    def _stop_drained(self) -> None:
+        """Stops draining replicas that are empty or out of time, between two iterations."""
+        for index, (gpu, phase) in enumerate(zip(self._gpus, self.replicas.phases, strict=True)):
+            if phase is not Phase.DRAINING or gpu.busy:
+                continue
+            left = gpu.engine.running + len(gpu.engine.held) + len(gpu.engine.waiting)
+            if left and not gpu.late:
+                continue
+            self._evict_all(gpu)
+            gpu.drain, gpu.late = 0, False
+            self.replicas.stop(index, self.now_s)
+
     def _bring_up(self, gpu: _Gpu) -> None:
         gpu.up = True
         self._down_s += self.now_s - max(gpu.down_since_s, self._window_start_s)
@@ -380,6 +453,10 @@ class ReferenceSimulator:
 
     def _check(self, knobs: Knobs) -> None:
         checks.whole("prefill_gpus", knobs.prefill_gpus, 0, self.settings.num_gpus - 1)
+        if knobs.replicas is not None:
+            checks.whole("replicas", knobs.replicas, 1, self.settings.num_gpus)
+            if self.settings.fleet is None:
+                raise InputError("replicas is given, but all replicas of the deployment serve")
 
     def _set_knobs(self, engine: Engine, tier: int) -> None:
         """Knobs in force on an engine that runs in ``tier``, which may not be the one asked for."""
@@ -416,6 +493,8 @@ class ReferenceSimulator:
     def _open_window(self) -> None:
         self._window_start_s = self._noted_s = self.now_s
         self._in_force_s: dict[tuple[int, int], float] = {}
+        self.replicas.note(self.now_s)
+        self._replica_s = (self.replicas.serving_s, self.replicas.rented_s)
         self._window_arrivals = self._window_ended = 0
         self._down_s = 0.0
         self._counters = Counters()
@@ -431,9 +510,15 @@ class ReferenceSimulator:
             for gpu in self._gpus
             if not gpu.up
         )
-        gpu_s = length_s * len(self._gpus)
+        self.replicas.note(self.now_s)
+        gpu_s, rented_s = (
+            now_s - before_s
+            for now_s, before_s in zip(
+                (self.replicas.serving_s, self.replicas.rented_s), self._replica_s, strict=True
+            )
+        )
         itl_s, p50_itl_s, p99_itl_s = counters.itl_s()
-        pools = [gpu.engine.pool for gpu in self._gpus if gpu.up]
+        pools = [gpu.engine.pool for gpu in self._serving() if gpu.up]
         blocks = sum(pool.capacity for pool in pools)
         return WindowStats(
             end_s=self.now_s,
@@ -459,4 +544,6 @@ class ReferenceSimulator:
             tier=tier,
             prefill_gpus=prefill_gpus,
             work=counters.work,
+            serving=gpu_s / length_s if length_s else float(self.replicas.count(Phase.SERVING)),
+            rented_s=rented_s,
         )

@@ -1,0 +1,1 @@
+"""Autoscaling rules: played, tuned to a user's own traffic, confirmed and exported."""

@@ -1,0 +1,119 @@
+"""A rule in the reference simulator: every request, every iteration, every replica."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.agents.reference_rollout import ReferenceEpisode
+from jaxserve.autoscale.history import Fleetwide, Reading
+from jaxserve.autoscale.play import (
+    KINDS,
+    MOST_PARAMETERS,
+    Latencies,
+    RuleSetting,
+    first_reading,
+    no_latencies,
+    read_window,
+    wanted_by,
+)
+from jaxserve.autoscale.rules import RuleMemory, first_memory
+from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
+from jaxserve.sim.machine.cost_model import IterationTimer
+from jaxserve.sim.reference.replicas import Phase
+from jaxserve.types import WindowMetrics
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """A lane in the reference simulator, window by window."""
+
+    ended: NDArray[np.float64]
+    """requests that completed, were rejected or lost."""
+    good: NDArray[np.float64]
+    """requests that met both objectives."""
+    arrivals: NDArray[np.float64]
+    """requests that arrived."""
+    wanted: NDArray[np.float64]
+    """replicas that were wanted."""
+    serving: NDArray[np.float64]
+    """replicas that served at the end of the window."""
+    rented_s: NDArray[np.float64]
+    """seconds of replicas that were paid for."""
+
+    @property
+    def attainment(self) -> float:
+        """Share of the requests inside both objectives."""
+        return float(self.good.sum() / max(self.ended.sum(), 1e-9))
+
+
+def play_reference(
+    demand: FleetDemand,
+    lane: RuleSetting,
+    timer: IterationTimer,
+    windows: slice,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Confirmed:
+    """Plays a lane on windows of the recording."""
+    fleet, env = demand.fleet, demand.env
+    workload = dataclasses.replace(
+        env.workload,
+        replay_starts=jnp.array([windows.start], jnp.int32),
+        replay_places=jnp.int32(1),
+    )
+    env = dataclasses.replace(env, workload=workload)
+    initial = lane.serving(demand.first_replicas(windows))
+    count = windows.stop - windows.start
+    episode = ReferenceEpisode(
+        env, jax.random.key(demand.seed), timer, count, demand.setup.trace, initial
+    )
+    values = np.zeros(MOST_PARAMETERS, np.float32)
+    values[: len(lane.values)] = lane.values
+    memory, reading = first_memory(fleet, initial), first_reading(initial)
+    prompts = env.workload.classes.prompt_tokens
+    latencies = no_latencies(len(prompts), WINDOW_S)
+    rows = []
+    for _ in range(count):
+        wanted, memory = _want(
+            fleet, jnp.int32(KINDS.index(lane.kind)), jnp.asarray(values), memory, reading
+        )
+        metrics = episode.step(demand.action, int(wanted))
+        replicas = episode.replicas
+        serving, starting = replicas.count(Phase.SERVING), replicas.count(Phase.STARTING)
+        reading, latencies = _read(latencies, metrics, prompts, serving, starting)
+        ended = np.sum(metrics.completed) + np.sum(metrics.rejected) + np.sum(metrics.lost)
+        rows.append(
+            (
+                float(ended),
+                float(np.sum(metrics.good)),
+                float(np.sum(metrics.arrivals)),
+                float(wanted),
+                float(serving),
+                episode.rented_s,
+            )
+        )
+        progress(1)
+    return Confirmed(*np.array(rows, np.float64).T)
+
+
+@functools.partial(jax.jit, static_argnames="fleet")
+def _want(
+    fleet: Fleetwide, kind: jax.Array, values: jax.Array, memory: RuleMemory, reading: Reading
+) -> tuple[jax.Array, RuleMemory]:
+    return wanted_by(fleet, kind, values, memory, reading)
+
+
+@jax.jit
+def _read(
+    latencies: Latencies, metrics: WindowMetrics, prompts: jax.Array, serving: int, starting: int
+) -> tuple[Reading, Latencies]:
+    return read_window(
+        latencies, metrics, prompts, WINDOW_S, jnp.asarray(serving), jnp.asarray(starting)
+    )

@@ -1,0 +1,502 @@
+"""Autoscaling rules that operators run, each from its published form.
+
+A rule reads a fleet's metrics once in a window and says how many replicas are wanted. Rules are
+pure functions of frozen pytrees, so that thousands of parameter settings are played at once, and
+the same rule acts in the reference simulator and on a real fleet. Defaults are those of the source
+that a rule names; ``SEARCHED`` bounds are what tuning tries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.autoscale.history import (
+    Fleetwide,
+    Reading,
+    fresh,
+    least_over,
+    mean_over,
+    most_over,
+    push,
+)
+
+LONGEST_S = 1800.0
+"""Longest time that a rule remembers, s."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number of a rule that tuning may change."""
+
+    default: float
+    """value of the rule's source."""
+    low: float
+    high: float
+    """bounds of tuning; values between are tried evenly in their logarithm."""
+    meaning: str
+    unit: str
+
+
+def parameter(default: float, low: float, high: float, meaning: str, unit: str = "") -> Any:
+    """A field of a rule: the arguments of ``Parameter``."""
+    described = Parameter(default, low, high, meaning, unit)
+    return dataclasses.field(default=default, metadata={"parameter": described})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RuleMemory:
+    """Memory of a rule from window to window; histories have their newest entry first."""
+
+    desired: jax.Array
+    """float32[N], replicas that the rule's formula asked for."""
+    wanted: jax.Array
+    """float32[N], replicas that were wanted in the end."""
+    signal: jax.Array
+    """float32[N], what the rule averages."""
+    since_s: jax.Array
+    """float32, seconds since the rule acted or, by rule, since a threshold has been passed."""
+    level: jax.Array
+    """float32[2], state of a predictor, or seconds above and below a threshold."""
+    covariance: jax.Array
+    """float32[2, 2], of a predictor's state."""
+
+
+class ScalingRule(Protocol):
+    """An autoscaling rule; a frozen dataclass of floats that is a pytree."""
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    """published form and defaults."""
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """Replicas that are wanted from now on, float32, and the next memory.
+
+        Args:
+          fleet: constants of the fleet.
+          memory: what the rule remembers.
+          reading: metrics of the window that has just ended.
+        """
+        ...
+
+
+def parameters(rule: type | ScalingRule) -> dict[str, Parameter]:
+    """The parameters of a rule by name."""
+    fields: Any = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
+    return {field.name: field.metadata["parameter"] for field in fields}
+
+
+def first_memory(fleet: Fleetwide, wanted: float | jax.Array) -> RuleMemory:
+    """Memory of a rule at the start, when ``wanted`` replicas serve."""
+    length = fleet.windows(LONGEST_S)
+    return RuleMemory(
+        desired=fresh(length, wanted),
+        wanted=fresh(length, wanted),
+        signal=fresh(length, 0.0),
+        since_s=jnp.float32(0.0),
+        level=jnp.zeros(2),
+        covariance=1e3 * jnp.eye(2),
+    )
+
+
+def _rule(cls: type) -> type:
+    return jax.tree_util.register_dataclass(dataclass(frozen=True)(cls))
+
+
+def _settled(
+    fleet: Fleetwide,
+    memory: RuleMemory,
+    desired: jax.Array,
+    *,
+    up_window_s: jax.Array | float = 0.0,
+    down_window_s: jax.Array | float = 0.0,
+    up_share: float = 1.0,
+    up_pods: float = 4.0,
+    up_period_s: float = 15.0,
+    down_pods: float = jnp.inf,
+    down_period_s: float = 15.0,
+) -> tuple[jax.Array, RuleMemory]:
+    """The number of replicas that the Kubernetes HPA makes of its formula's answers.
+
+    The HPA goes up to the least answer of ``up_window_s`` and down to the greatest of
+    ``down_window_s``, up by at most max(``up_share`` of what there is, ``up_pods``) in
+    ``up_period_s`` and down by ``down_pods`` in ``down_period_s`` (kubernetes/website,
+    horizontal-pod-autoscale.md; the HPA's own defaults are 0 and 300 s, max(100 %, 4) in 15 s, and
+    no limit downwards).
+    """
+    desired = fleet.clip(desired)
+    history = push(memory.desired, desired)
+    seconds = jnp.float32
+    low = least_over(history, seconds(up_window_s), fleet.window_s)
+    high = most_over(history, seconds(down_window_s), fleet.window_s)
+    now = memory.wanted[0]
+    wanted = jnp.where(now < low, low, jnp.where(now > high, high, now))
+    before_up = least_over(memory.wanted, seconds(up_period_s), fleet.window_s)
+    before_down = most_over(memory.wanted, seconds(down_period_s), fleet.window_s)
+    most = before_up + jnp.maximum(up_share * before_up, up_pods)
+    wanted = jnp.minimum(wanted, most)
+    wanted = fleet.clip(jnp.maximum(wanted, before_down - down_pods))
+    return kept(memory, wanted, desired=history)
+
+
+def kept(memory: RuleMemory, wanted: jax.Array, **changes: Any) -> tuple[jax.Array, RuleMemory]:
+    """The answer and the memory with it."""
+    return wanted, dataclasses.replace(memory, wanted=push(memory.wanted, wanted), **changes)
+
+
+def _by_ratio(now: jax.Array, load: jax.Array, target: jax.Array | float) -> jax.Array:
+    """HPA's formula on the sum of a metric: ``ceil(load / target)``, or ``now`` within 10 %."""
+    ratio = load / (now * target)
+    return jnp.where(jnp.abs(ratio - 1.0) <= 0.1, now, jnp.ceil(load / target - 1e-4))
+
+
+@_rule
+class HpaRunning:
+    """KServe: HPA on the requests in batches."""
+
+    name: ClassVar[str] = "hpa_running"
+    source: ClassVar[str] = "kserve/website, autoscaling.md: vllm:num_requests_running, target 4"
+    target: float = parameter(4.0, 2.0, 400.0, "requests in batches for each replica", "requests")
+    down_window_s: float = parameter(300.0, 30.0, 1500.0, "stabilisation of scaling down", "s")
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        desired = _by_ratio(memory.wanted[0], reading.running, self.target)
+        return _settled(fleet, memory, desired, down_window_s=self.down_window_s)
+
+
+@_rule
+class KedaWaiting:
+    """vLLM production-stack: KEDA on the requests that wait."""
+
+    name: ClassVar[str] = "keda_waiting"
+    source: ClassVar[str] = (
+        "vllm-project/production-stack, autoscaling-keda.rst: vllm:num_requests_waiting, "
+        "threshold 5; its cooldown of 360 s acts on the way to zero replicas only"
+    )
+    target: float = parameter(5.0, 0.2, 100.0, "waiting requests for each replica", "requests")
+    down_window_s: float = parameter(300.0, 30.0, 1500.0, "stabilisation of scaling down", "s")
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        desired = _by_ratio(memory.wanted[0], reading.waiting, self.target)
+        return _settled(fleet, memory, desired, down_window_s=self.down_window_s)
+
+
+@_rule
+class KedaEndpointPicker:
+    """llm-d: KEDA on the endpoint picker's queue and on running requests."""
+
+    name: ClassVar[str] = "keda_epp"
+    source: ClassVar[str] = (
+        "llm-d/llm-d, guides/workload-autoscaling/keda-epp: 1 queued, 16 running; up 100 % in 15 s"
+    )
+    waiting_target: float = parameter(
+        1.0, 0.5, 64.0, "queued requests for each replica", "requests"
+    )
+    running_target: float = parameter(16.0, 2.0, 400.0, "running requests, likewise", "requests")
+    down_window_s: float = parameter(300.0, 30.0, 1500.0, "stabilisation of scaling down", "s")
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        now = memory.wanted[0]
+        queue = jnp.ceil(reading.waiting / self.waiting_target - 1e-4)
+        # The guard: a queue asks for no more than what is not starting already.
+        queue = jnp.where(queue <= now, queue, jnp.maximum(queue - reading.starting, now))
+        running = _by_ratio(now, reading.running, self.running_target)
+        desired = jnp.maximum(queue, running)
+        return _settled(fleet, memory, desired, down_window_s=self.down_window_s, up_pods=0.0)
+
+
+@_rule
+class TokenAware:
+    """llm-d: prompt tokens that wait against prefill speed, and the KV cache in use."""
+
+    name: ClassVar[str] = "token_aware"
+    source: ClassVar[str] = (
+        "llm-d/llm-d, guides/workload-autoscaling/keda-epp-token-aware: 1.5 s of prefill, KV usage "
+        ".8; up 1 in 180 s, down 1 in 300 s"
+    )
+    queue_s: float = parameter(1.5, 0.1, 30.0, "seconds of prefill that may wait", "s")
+    kv_target: float = parameter(0.8, 0.05, 1.0, "KV usage for each replica", "share")
+    down_window_s: float = parameter(300.0, 30.0, 1500.0, "stabilisation of scaling down", "s")
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        now = memory.wanted[0]
+        queue_s = reading.waiting_tokens / fleet.prefill_tokens_per_s
+        queue = jnp.ceil(queue_s / self.queue_s - 1e-4)
+        kv = _by_ratio(now, reading.kv_usage * reading.serving, self.kv_target)
+        desired = jnp.maximum(queue, kv)
+        return _settled(
+            fleet,
+            memory,
+            desired,
+            down_window_s=self.down_window_s,
+            up_share=0.0,
+            up_pods=1.0,
+            up_period_s=180.0,
+            down_pods=1.0,
+            down_period_s=300.0,
+        )
+
+
+@_rule
+class SloLaw:
+    """llm-d: latencies as shares of their objectives.
+
+    With s the mean over 45 s of min(max(P90 TTFT / S1, P90 TPOT / S2), 2), n replicas provisioned
+    and c the share of them that is ready: above ``up_at`` n + ceil(n (s c / up_at - 1)) are
+    wanted, below ``down_at`` n - floor(n (1 - s / down_at)). Percentiles are over a minute; without
+    traffic they are 0. The law is run with predicted latencies, which see a queue before the first
+    tokens of its requests do; here TTFT is at least the wait that a new request meets.
+    """
+
+    name: ClassVar[str] = "slo_law"
+    source: ClassVar[str] = (
+        "llm-d/llm-d, README.slo-aware.md: .55 and .40; up max(100 %, 4) in 60 s after 30 s, down "
+        "1 in 120 s after 180 s"
+    )
+    up_at: float = parameter(0.55, 0.1, 1.5, "share of the objective above which it scales up")
+    down_at: float = parameter(0.40, 0.05, 1.2, "share of the objective below which it scales down")
+    down_window_s: float = parameter(180.0, 30.0, 1500.0, "stabilisation of scaling down", "s")
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        ttft_s = jnp.maximum(reading.ttft_p90_s, reading.coming_wait_s)
+        worst = jnp.maximum(ttft_s / fleet.ttft_slo_s, reading.tpot_p90_s / fleet.tpot_slo_s)
+        signal = push(memory.signal, jnp.minimum(worst, 2.0))
+        s = mean_over(signal, jnp.float32(45.0), fleet.window_s)
+        n = jnp.maximum(reading.provisioned, 1.0)
+        # Replicas that are not ready yet will take their share of the load.
+        c = jnp.where(reading.serving > 0.0, reading.serving / n, 1.0)
+        more = n + jnp.ceil(n * jnp.maximum(s * c / self.up_at - 1.0, 0.0) - 1e-4)
+        fewer = n - jnp.floor(n * jnp.maximum(1.0 - s / self.down_at, 0.0))
+        desired = jnp.where(s > self.up_at, more, jnp.where(s < self.down_at, fewer, n))
+        memory = dataclasses.replace(memory, signal=signal)
+        return _settled(
+            fleet,
+            memory,
+            desired,
+            up_window_s=30.0,
+            down_window_s=self.down_window_s,
+            up_period_s=60.0,
+            down_pods=1.0,
+            down_period_s=120.0,
+        )
+
+
+@_rule
+class DynamoThroughput:
+    """Dynamo's planner, throughput mode: the load of the next interval over what a replica bears.
+
+    The predictor is the Kalman filter of a local linear trend (q_level 1, q_trend .1, r 10), one of
+    the planner's four.
+    """
+
+    name: ClassVar[str] = "dynamo_throughput"
+    source: ClassVar[str] = (
+        "ai-dynamo/dynamo, planner/core/throughput_scaling.py and core/load/predictors.py: every "
+        "180 s, ceil(predicted requests/s / requests/s of an engine inside the objectives)"
+    )
+    interval_s: float = parameter(180.0, 30.0, 900.0, "time between two decisions", "s")
+    load: float = parameter(
+        1.0, 0.4, 2.0, "share of a replica's bearable rate that is planned with"
+    )
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        signal = push(memory.signal, reading.arrivals_rps)
+        since_s = memory.since_s + fleet.window_s
+        acts = since_s >= self.interval_s - 0.5 * fleet.window_s
+        rate = mean_over(signal, jnp.float32(self.interval_s), fleet.window_s)
+        level, covariance = _trend_step(memory.level, memory.covariance, rate)
+        predicted = jnp.maximum(level[0] + level[1], 0.0)
+        desired = jnp.ceil(predicted / (self.load * fleet.requests_per_s) - 1e-4)
+        wanted = jnp.where(acts, fleet.clip(desired), memory.wanted[0])
+        return kept(
+            memory,
+            wanted,
+            signal=signal,
+            since_s=jnp.where(acts, 0.0, since_s),
+            level=jnp.where(acts, level, memory.level),
+            covariance=jnp.where(acts, covariance, memory.covariance),
+        )
+
+
+def _trend_step(
+    state: jax.Array, covariance: jax.Array, seen: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """A step of the Kalman filter of a local linear trend: x' = F x, level seen with noise 10."""
+    step = jnp.array([[1.0, 1.0], [0.0, 1.0]])
+    state = step @ state
+    covariance = step @ covariance @ step.T + jnp.diag(jnp.array([1.0, 0.1]))
+    gain = covariance[:, 0] / (covariance[0, 0] + 10.0)
+    return state + gain * (seen - state[0]), covariance - jnp.outer(gain, covariance[0])
+
+
+@_rule
+class DynamoLoad:
+    """Dynamo's planner, load mode: one replica up or down by KV use and prefill queue, none while
+    replicas start."""
+
+    name: ClassVar[str] = "dynamo_load"
+    source: ClassVar[str] = (
+        "ai-dynamo/dynamo, core/load_scaling.py, target throughput: up at KV use 1.0, down at .6; "
+        "its prefill queue in context lengths is here in seconds of prefill"
+    )
+    up_kv: float = parameter(1.0, 0.1, 1.0, "KV use above which it scales up", "share")
+    down_kv: float = parameter(0.6, 0.02, 0.9, "KV use below which it scales down", "share")
+    queue_s: float = parameter(2.0, 0.1, 30.0, "seconds of prefill that may wait", "s")
+    rest_s: float = parameter(15.0, 15.0, 600.0, "least time between two steps down", "s")
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        now = memory.wanted[0]
+        queue_s = reading.waiting_tokens / fleet.prefill_tokens_per_s
+        queue_s = queue_s / jnp.maximum(reading.serving, 1.0)
+        idle = reading.starting <= 0.0
+        up = idle & ((reading.kv_usage >= self.up_kv) | (queue_s >= self.queue_s))
+        since_s = memory.since_s + fleet.window_s
+        calm = (reading.kv_usage < jnp.minimum(self.down_kv, self.up_kv)) & (
+            queue_s < 0.1 * self.queue_s
+        )
+        down = idle & calm & (since_s >= self.rest_s)
+        wanted = fleet.clip(now + jnp.where(up, 1.0, jnp.where(down, -1.0, 0.0)))
+        return kept(memory, wanted, since_s=jnp.where(up | down, 0.0, since_s))
+
+
+@_rule
+class AibrixKpa:
+    """AIBrix's KPA: a stable and a panic window on the KV cache in use."""
+
+    name: ClassVar[str] = "aibrix_kpa"
+    source: ClassVar[str] = (
+        "vllm-project/aibrix, pkg/controller/podautoscaler: windows of 180 and 60 s, panic at "
+        "twice what is ready, down after 300 s; target KV usage .5 of its samples"
+    )
+    target: float = parameter(0.5, 0.03, 1.0, "KV usage for each replica", "share")
+    down_window_s: float = parameter(300.0, 30.0, 1500.0, "rest before scaling down", "s")
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        signal = push(memory.signal, reading.kv_usage * reading.serving)
+        stable, panic = (
+            jnp.ceil(mean_over(signal, jnp.float32(span), fleet.window_s) / self.target - 1e-4)
+            for span in (180.0, 60.0)
+        )
+        panics = panic >= 2.0 * jnp.maximum(reading.serving, 1.0)
+        since_s = jnp.where(panics, 0.0, memory.since_s + fleet.window_s)
+        now = memory.wanted[0]
+        desired = jnp.where(since_s < 180.0, jnp.maximum(jnp.maximum(stable, panic), now), stable)
+        memory = dataclasses.replace(memory, signal=signal, since_s=since_s)
+        return _settled(
+            fleet, memory, desired, down_window_s=self.down_window_s, up_period_s=fleet.window_s
+        )
+
+
+@_rule
+class RayServe:
+    """Ray Serve: ongoing requests over a target, after a delay in either direction."""
+
+    name: ClassVar[str] = "ray_serve"
+    source: ClassVar[str] = (
+        "ray-project/ray, serve/autoscaling_policy.py: target 2, mean over 30 s, up after 30 s, "
+        "down after 600 s"
+    )
+    target: float = parameter(2.0, 2.0, 400.0, "ongoing requests for each replica", "requests")
+    up_delay_s: float = parameter(30.0, 15.0, 300.0, "delay of scaling up", "s")
+    down_delay_s: float = parameter(600.0, 30.0, 1500.0, "delay of scaling down", "s")
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        signal = push(memory.signal, reading.running + reading.waiting)
+        ongoing = mean_over(signal, jnp.float32(30.0), fleet.window_s)
+        desired = fleet.clip(jnp.ceil(ongoing / self.target - 1e-4))
+        return _after_delay(fleet, memory, desired, signal, self.up_delay_s, self.down_delay_s)
+
+
+@_rule
+class SkyServe:
+    """SkyServe: requests a second over a target, after a delay in either direction."""
+
+    name: ClassVar[str] = "sky_serve"
+    source: ClassVar[str] = (
+        "skypilot-org/skypilot, sky/serve/constants.py: rate of 60 s, up after 300 s, down after "
+        "1,200 s; its target has no default and is what a replica bears"
+    )
+    load: float = parameter(
+        1.0, 0.4, 2.0, "share of a replica's bearable rate that is planned with"
+    )
+    up_delay_s: float = parameter(300.0, 15.0, 600.0, "delay of scaling up", "s")
+    down_delay_s: float = parameter(1200.0, 30.0, 1500.0, "delay of scaling down", "s")
+
+    def want(
+        self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
+    ) -> tuple[jax.Array, RuleMemory]:
+        """See ``ScalingRule``."""
+        signal = push(memory.signal, reading.arrivals_rps)
+        rate = mean_over(signal, jnp.float32(60.0), fleet.window_s)
+        desired = fleet.clip(jnp.ceil(rate / (self.load * fleet.requests_per_s) - 1e-4))
+        return _after_delay(fleet, memory, desired, signal, self.up_delay_s, self.down_delay_s)
+
+
+def _after_delay(
+    fleet: Fleetwide,
+    memory: RuleMemory,
+    desired: jax.Array,
+    signal: jax.Array,
+    up_s: jax.Array | float,
+    down_s: jax.Array | float,
+) -> tuple[jax.Array, RuleMemory]:
+    """``desired`` once it has been above, or below, what is wanted for long enough."""
+    now = memory.wanted[0]
+    beyond = jnp.stack([desired > now, desired < now])
+    level = jnp.where(beyond, memory.level + fleet.window_s, 0.0)
+    half = 0.5 * fleet.window_s
+    acts = (level[0] > up_s - half) | (level[1] > down_s - half)
+    wanted = jnp.where(acts, desired, now)
+    return kept(memory, wanted, signal=signal, level=jnp.where(acts, 0.0, level))
+
+
+RULES: dict[str, type] = {
+    rule.name: rule
+    for rule in (
+        HpaRunning,
+        KedaWaiting,
+        KedaEndpointPicker,
+        TokenAware,
+        SloLaw,
+        DynamoThroughput,
+        DynamoLoad,
+        AibrixKpa,
+        RayServe,
+        SkyServe,
+    )
+}
+"""Rules by name."""
