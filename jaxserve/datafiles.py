@@ -3,8 +3,10 @@
 import json
 import os
 import secrets
+import shutil
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,52 @@ def read_json(path: Path, what: str, missing: str | None = None) -> Any:
         raise InputError(missing or f"{what} does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{what} is not readable JSON: {error}") from None
+
+
+def check_folder(path: Path, mark: str) -> None:
+    """Makes sure that a folder of results can be written, before the work starts.
+
+    Args:
+      path: the folder that ``--out`` names.
+      mark: file that a folder of earlier results holds, which may be replaced.
+
+    Raises:
+      InputError: the folder exists and holds other files, or cannot be made.
+    """
+    parent = path.resolve().parent
+    if path.exists():
+        if not path.is_dir():
+            raise InputError(f"--out is {path}, a file; name a folder")
+        if any(path.iterdir()) and not (path / mark).is_file():
+            raise InputError(f"--out is {path}, which holds other files; name a new folder")
+    if not parent.is_dir():
+        raise InputError(f"--out is {path}, but the folder {parent} does not exist")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"--out is {path}, but {parent} is not writable")
+
+
+def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
+    """Writes a folder at once, in place of an earlier one.
+
+    Args:
+      path: the folder, which ``check_folder`` has passed.
+      write: writes all files into the folder that it is given.
+
+    Raises:
+      InputError: the file system refuses it; the folder is as it was.
+    """
+    path = path.resolve()
+    made = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        made.mkdir()
+        write(made)
+        if path.exists():
+            shutil.rmtree(path)
+        made.rename(path)
+    except OSError as error:
+        raise InputError(f"--out is {path}, but writing it failed: {error.strerror}") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def write_atomic(path: Path | str, data: bytes, mode: int = 0o666) -> None:

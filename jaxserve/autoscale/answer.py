@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -30,16 +30,17 @@ class RuleResult:
     tuned: bool
     """whether the numbers were found on the training part; else they are the rule's own."""
     attainment: float
-    attainment_low: float
-    attainment_high: float
-    """bounds of the 95 % interval over half hours; equal to ``attainment`` where there are few."""
+    attainment_low: float | None
+    attainment_high: float | None
+    """bounds of the 95 % interval over half hours; None where there are few."""
     gpu_hours: float
     mean_replicas: float
     cost_usd: float
     changes_per_hour: float
     missed_share: float
     """share of the time in which less than the target share met its objectives."""
-    training_attainment: float | None = None
+    reached: bool = True
+    """whether the setting is sure to reach the target where it was tuned."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class AutoscaleAnswer:
 
     target: float
     most: int
+    group: int
+    """GPUs of a replica."""
     requests_per_s: float
     """what one replica bears."""
     hours_tuned: float
@@ -115,6 +118,11 @@ def judge(
         _result(lane, windows, index, use == "best", group)
         for index, (lane, use) in enumerate(lanes)
     ]
+    for index, (lane, use) in enumerate(lanes):
+        found = tried[lane.kind]
+        if use == "best":
+            reached = bool(found.assured[found.best(demand.target)] >= demand.target)
+            rows[index] = replace(rows[index], reached=reached)
     of_use = [(lane, use, row) for (lane, use), row in zip(lanes, rows, strict=True)]
     static = next(row for lane, use, row in of_use if lane.kind == STATIC and use == "best")
     rules = tuple(row for lane, use, row in of_use if lane.kind != STATIC and use != "curve")
@@ -122,6 +130,7 @@ def judge(
     return AutoscaleAnswer(
         target=demand.target,
         most=demand.most,
+        group=group,
         requests_per_s=demand.fleet.requests_per_s,
         hours_tuned=_hours(demand.train(SECOND_WINDOWS)),
         hours_judged=_hours(demand.test),
@@ -157,10 +166,10 @@ def _winner(
     def rank(row: RuleResult) -> tuple[bool, float]:
         found = tried[row.kind]
         best = found.best(target)
-        reached = bool(found.assured[best] >= target)
-        return not reached, float(found.rented_s[best]) if reached else -found.assured[best]
+        cost = float(found.rented_s[best])
+        return not row.reached, cost if row.reached else -float(found.assured[best])
 
-    return min((*rows, static), key=rank)
+    return min((static, *rows), key=rank)
 
 
 def _result(
@@ -176,8 +185,8 @@ def _result(
         values=lane.values,
         tuned=tuned,
         attainment=inside.mean,
-        attainment_low=inside.low if enough else inside.mean,
-        attainment_high=inside.high if enough else inside.mean,
+        attainment_low=inside.low if enough else None,
+        attainment_high=inside.high if enough else None,
         gpu_hours=float(hours * group),
         mean_replicas=float(hours * _HOUR_S / seconds),
         cost_usd=float(windows.cost_usd[index].sum()),
@@ -205,5 +214,6 @@ def confirmation(confirmed: Confirmed, group: int) -> dict[str, float]:
         "gpu_hours": float(hours * group),
         "mean_replicas": float(confirmed.rented_s.sum() / (len(confirmed.ended) * WINDOW_S)),
         "requests": float(confirmed.arrivals.sum()),
+        "ended": float(confirmed.ended.sum()),
         "hours": len(confirmed.ended) * WINDOW_S / _HOUR_S,
     }

@@ -80,10 +80,12 @@ def play_reference(
     prompts = env.workload.classes.prompt_tokens
     latencies = no_latencies(len(prompts), WINDOW_S)
     rows = []
-    for _ in range(count):
-        wanted, memory = _want(
-            fleet, jnp.int32(KINDS.index(lane.kind)), jnp.asarray(values), memory, reading
-        )
+    kind, numbers = jnp.int32(KINDS.index(lane.kind)), jnp.asarray(values)
+    for number in range(count):
+        # A rule speaks when it has read a window.
+        wanted = memory.wanted[0]
+        if number:
+            wanted, memory = _want(fleet, kind, numbers, memory, reading)
         metrics = episode.step(demand.action, int(wanted))
         replicas = episode.replicas
         serving, starting = replicas.count(Phase.SERVING), replicas.count(Phase.STARTING)

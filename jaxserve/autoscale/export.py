@@ -15,6 +15,8 @@ _PROMETHEUS = "http://prometheus-server.monitoring.svc:9090"
 _READ_PERIOD_S = 15
 TARGET = "engine"
 """Name of the scaled workload, as ``jaxserve plan`` writes it (a StatefulSet)."""
+_REPLICAS = f'max(kube_statefulset_replicas{{statefulset="{TARGET}"}})'
+_READY = f'max(kube_statefulset_status_replicas_ready{{statefulset="{TARGET}"}})'
 _SCALED = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": TARGET}
 
 Values = Mapping[str, float]
@@ -33,6 +35,8 @@ class Bounds:
     """prompt tokens a second that a replica prefills."""
     requests_per_s: float
     """requests a second that a replica bears inside the objectives."""
+    ttft_slo_s: float
+    tpot_slo_s: float
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,12 @@ def config_file(answer: AutoscaleAnswer, bounds: Bounds) -> tuple[str, str]:
     """Name and text of the winner's file."""
     row = answer.winner
     written = _WRITERS[row.kind](named_values(row.kind, row.values), bounds)
+    reached = "" if row.reached else " The target was not reached where rules were tuned."
     said = (
         f"Rule {row.kind}, tuned on {answer.hours_tuned:.1f} h of recorded traffic: "
         f"{row.attainment:.1%} of the requests inside",
         f"their objectives on the {answer.hours_judged:.1f} h after them, with "
-        f"{row.mean_replicas:.2f} replicas on average.",
+        f"{row.mean_replicas:.2f} replicas on average.{reached}",
     )
     comment = "".join(f"# {line}\n" for line in (*said, *written.notes))
     return written.name, comment + yaml.safe_dump(written.content, sort_keys=False)
@@ -143,21 +148,40 @@ def _keda_epp(values: Values, bounds: Bounds) -> ConfigFile:
     behavior = _behavior(
         values["down_window_s"], _policy(None, 100, 15), _policy(None, 100, _READ_PERIOD_S)
     )
+    queue, running = values["waiting_target"], values["running_target"]
+    formula = (
+        f"let demand = max(queue / {queue:g}, running / {running:g}); "
+        "demand <= replicas ? demand : max(demand - (pending ?? 0), replicas)"
+    )
     triggers = [
-        ("queued", "sum(llm_d_epp_flow_control_queue_size)", values["waiting_target"]),
-        ("running", "sum(llm_d_epp_request_running)", values["running_target"]),
+        ("queue", "sum(llm_d_epp_flow_control_queue_size)", queue),
+        ("running", "sum(llm_d_epp_request_running)", running),
+        ("pending", f"{_REPLICAS} - {_READY}", 1.0),
+        ("replicas", _REPLICAS, 1.0),
     ]
-    return _scaled_object(bounds, behavior, triggers)
+    return _scaled_object(bounds, behavior, triggers, _modifiers(formula))
+
+
+def _modifiers(formula: str) -> dict[str, Any]:
+    return {"formula": formula, "target": "1", "metricType": "AverageValue"}
 
 
 def _token_aware(values: Values, bounds: Bounds) -> ConfigFile:
     behavior = _behavior(values["down_window_s"], _policy(1, None, 180), _policy(1, None, 300))
-    query = f"sum(llm_d_epp_inflight_tokens) / {bounds.prefill_tokens_per_s:.0f} or vector(0)"
+    tokens = 'sum(llm_d_epp_inflight_tokens{producer_name="inflight-load-producer"})'
     triggers = [
-        ("prefill", query, values["queue_s"]),
+        (
+            "prefill",
+            f"{tokens} / {bounds.prefill_tokens_per_s:.0f} or vector(0)",
+            values["queue_s"],
+        ),
         ("kv", "sum(vllm:kv_cache_usage_perc) or vector(0)", values["kv_target"]),
     ]
-    notes = ("The divisor is the prefill speed of a replica in the simulator, tokens/s.",)
+    notes = (
+        "The divisor is the prefill speed of a replica in the simulator, tokens/s. Name your "
+        "namespace in both queries",
+        "where several pools are scraped.",
+    )
     return _scaled_object(bounds, behavior, triggers, notes=notes)
 
 
@@ -171,8 +195,8 @@ def _slo_law(values: Values, bounds: Bounds) -> ConfigFile:
     )
     triggers = [
         ("saturation", "slo_saturation", 1.0),
-        ("replicas", f'kube_statefulset_replicas{{statefulset="{TARGET}"}}', 1.0),
-        ("ready", f'kube_statefulset_status_replicas_ready{{statefulset="{TARGET}"}}', 1.0),
+        ("replicas", _REPLICAS, 1.0),
+        ("ready", _READY, 1.0),
     ]
     behavior = _behavior(
         values["down_window_s"], _policy(4, 100, 60), _policy(1, None, 120), up_window_s=30
@@ -181,7 +205,7 @@ def _slo_law(values: Values, bounds: Bounds) -> ConfigFile:
         bounds,
         behavior,
         triggers,
-        {"formula": formula, "target": "1", "metricType": "AverageValue"},
+        _modifiers(formula),
         (
             "slo_saturation is a recording rule: avg_over_time(...[45s]) of the larger of P90 TTFT "
             "and P90 TPOT over a",
@@ -220,30 +244,29 @@ def _dynamo(bounds: Bounds, settings: dict[str, Any], notes: tuple[str, ...]) ->
 
 
 def _dynamo_throughput(values: Values, bounds: Bounds) -> ConfigFile:
-    rate = values["load"] * bounds.requests_per_s
     settings = {
         "optimization_target": "sla",
+        "ttft_ms": round(1e3 * bounds.ttft_slo_s),
+        "itl_ms": float(f"{1e3 * bounds.tpot_slo_s:g}"),
         "enable_throughput_scaling": True,
         "enable_load_scaling": False,
         "throughput_adjustment_interval_seconds": round(values["interval_s"]),
         "load_predictor": "kalman",
     }
-    return _dynamo(bounds, settings, (f"An engine is planned with {rate:.3g} requests/s.",))
+    note = f"Here an engine bears {bounds.requests_per_s:.3g} requests/s inside the objectives."
+    return _dynamo(bounds, settings, (note,))
 
 
 def _dynamo_load(values: Values, bounds: Bounds) -> ConfigFile:
-    tokens = values["queue_s"] * bounds.prefill_tokens_per_s
+    up, down = values["up_kv"], min(values["down_kv"], values["up_kv"])
     settings = {
         "optimization_target": "load",
         "load_adjustment_interval_seconds": _READ_PERIOD_S,
-        "decode_scale_up_kv_rate": values["up_kv"],
-        "decode_scale_down_kv_rate": min(values["down_kv"], values["up_kv"]),
-        "prefill_scale_up_queue_tokens": round(tokens),
-        "prefill_scale_down_queue_tokens": round(0.1 * tokens),
+        # In per cent.
+        "decode_scale_up_kv_rate": float(f"{100 * up:.3g}"),
+        "decode_scale_down_kv_rate": float(f"{100 * down:.3g}"),
     }
-    return _dynamo(
-        bounds, settings, (f"{values['rest_s']:g} s or more pass between two steps down.",)
-    )
+    return _dynamo(bounds, settings, ())
 
 
 def _ray_serve(values: Values, bounds: Bounds) -> ConfigFile:
@@ -280,7 +303,7 @@ def _aibrix(values: Values, bounds: Bounds) -> ConfigFile:
     }
     made = _object("autoscaling.aibrix.ai/v1alpha1", "PodAutoscaler", spec)
     delay = f"{round(values['down_window_s'])}s"
-    made["metadata"]["annotations"] = {"kpa.autoscaling.aibrix.ai/scale-down-delay": delay}
+    made["metadata"]["annotations"] = {"autoscaling.aibrix.ai/scale-down-cooldown-window": delay}
     return ConfigFile("podautoscaler.yaml", ("AIBrix.",), made)
 
 

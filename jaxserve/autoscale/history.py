@@ -56,6 +56,8 @@ class Fleetwide:
     """requests a second that a replica bears inside the objectives."""
     prefill_tokens_per_s: float
     """prompt tokens a second that a replica prefills."""
+    kv_tokens: float
+    """KV tokens that a replica has room for."""
     ttft_slo_s: float
     """objective on the time to first token, s."""
     tpot_slo_s: float

@@ -375,6 +375,12 @@ def _chunk(
         def window(carry: _Carry, row: tuple[jax.Array, jax.Array, jax.Array]):
             counts, rejected, counted = row
             wanted, memory = wanted_by(fleet, given.kind, given.values, carry.memory, carry.reading)
+            # A rule speaks when it has read a window.
+            first = carry.sim.ticks == 0
+            wanted = jnp.where(first, carry.memory.wanted[0], wanted)
+            memory = jax.tree.map(
+                lambda before, after: jnp.where(first, before, after), carry.memory, memory
+            )
             arrivals = Arrivals(
                 counts=counts,
                 rate_rps=jnp.sum(counts) / env.window_s,

@@ -27,7 +27,7 @@ def rules_table(answer: AutoscaleAnswer) -> TextTable:
 
 def _row(row: RuleResult, name: str, numbers: str) -> tuple[str, ...]:
     inside = f"{100 * row.attainment:.1f}"
-    if row.attainment_low < row.attainment_high:
+    if row.attainment_low is not None and row.attainment_high is not None:
         inside += f" ({100 * row.attainment_low:.1f} to {100 * row.attainment_high:.1f})"
     return (
         name,
@@ -53,8 +53,9 @@ def curves_picture(answer: AutoscaleAnswer, kind: str) -> bytes:
             style = {"color": "black", "lw": 1.6} if name == "static" else {"lw": 1.2}
             left.plot(hours, inside, marker="o", ms=3, label=name, **style)
         left.axhline(answer.target, color="gray", lw=0.8, ls=":")
-        left.axvline(answer.lower_bound * answer.hours_judged, color="gray", lw=0.8, ls="--")
-        left.set(xlabel="replica hours rented", ylabel="requests inside their objectives")
+        bound_hours = answer.lower_bound * answer.hours_judged * answer.group
+        left.axvline(bound_hours, color="gray", lw=0.8, ls="--")
+        left.set(xlabel="GPU hours rented", ylabel="requests inside their objectives")
         left.set_ylim(max(min(answer.target - 0.15, 0.8), 0.0), 1.003)
         left.yaxis.set_major_formatter(PercentFormatter(1.0))
         left.legend(fontsize=7, ncols=2, loc="lower right")
@@ -76,33 +77,29 @@ def curves_picture(answer: AutoscaleAnswer, kind: str) -> bytes:
 def sentences(answer: AutoscaleAnswer) -> list[str]:
     """What the comparison says, a sentence each."""
     winner, static = answer.winner, answer.static
-    said = []
+    size = f"a fleet of {static.values[0]:g} that is never scaled"
     if winner.kind == static.kind:
-        said.append(
-            f"No rule is cheaper than a fleet of {static.values[0]:g} that is never scaled."
-        )
+        said = [f"No rule is cheaper than {size}: {100 * static.attainment:.1f} % inside."]
     else:
         values = named_values(winner.kind, winner.values)
         numbers = ", ".join(f"{name} {value:g}" for name, value in values.items())
         compared = "fewer" if answer.saved >= 0.0 else "more"
-        said.append(
+        said = [
             f"{winner.kind} with {numbers}: {100 * abs(answer.saved):.0f} % {compared} GPU hours "
-            "than "
-            f"a fleet of {static.values[0]:g} that is never scaled, "
-            f"{100 * winner.attainment:.1f} % inside against {100 * static.attainment:.1f} %."
-        )
-        if winner.attainment_high < answer.target:
-            said.append(
-                f"It misses the {100 * answer.target:.1f} % that it reached where it was tuned: "
-                "the later part of the trace differs. Ask for more, or tune on more traffic."
-            )
+            f"than {size}, {100 * winner.attainment:.1f} % inside against "
+            f"{100 * static.attainment:.1f} %."
+        ]
+    missed = _missed(answer)
+    said += [missed] if missed else []
     said.append(
         f"A replica bears {answer.requests_per_s:.3g} requests/s; following the rate exactly would "
         f"take {answer.lower_bound:.2f} replicas on average and {answer.lower_bound_peak} at the "
         "peak."
     )
+    if answer.lower_bound_peak > answer.most:
+        said.append(f"That is more than the {answer.most} of --max-replicas.")
     reference, fast = (answer.confirmed.get(name) for name in ("reference", "fast"))
-    if reference and fast:
+    if reference and fast and reference["ended"] >= 1.0:
         said.append(
             f"Reference simulator, {reference['requests']:,.0f} requests in "
             f"{reference['hours']:.1f} h: {100 * reference['attainment']:.1f} % inside with "
@@ -110,3 +107,20 @@ def sentences(answer: AutoscaleAnswer) -> list[str]:
             f"{100 * fast['attainment']:.1f} % with {fast['mean_replicas']:.2f}."
         )
     return said
+
+
+def _missed(answer: AutoscaleAnswer) -> str | None:
+    """Why fewer requests than are asked for are inside; None where enough are."""
+    winner, wanted = answer.winner, f"{100 * answer.target:.4g} %"
+    if not winner.reached:
+        return (
+            f"No setting was sure to reach {wanted} where rules were tuned; this one came nearest. "
+            f"More than {answer.most} replicas, faster start-ups or looser objectives are needed."
+        )
+    upper = winner.attainment if winner.attainment_high is None else winner.attainment_high
+    if upper < answer.target:
+        return (
+            f"It misses the {wanted} that it reached where it was tuned: the later part of the "
+            "trace differs. Ask for more, or tune on more traffic."
+        )
+    return None

@@ -64,7 +64,7 @@ class RuleMemory:
     level: jax.Array
     """float32[2], state of a predictor, or seconds above and below a threshold."""
     covariance: jax.Array
-    """float32[2, 2], of a predictor's state."""
+    """float32[2, 2], of a predictor's state; 0 before it has seen anything."""
 
 
 class ScalingRule(Protocol):
@@ -102,7 +102,7 @@ def first_memory(fleet: Fleetwide, wanted: float | jax.Array) -> RuleMemory:
         signal=fresh(length, 0.0),
         since_s=jnp.float32(0.0),
         level=jnp.zeros(2),
-        covariance=1e3 * jnp.eye(2),
+        covariance=jnp.zeros((2, 2)),
     )
 
 
@@ -200,7 +200,8 @@ class KedaEndpointPicker:
 
     name: ClassVar[str] = "keda_epp"
     source: ClassVar[str] = (
-        "llm-d/llm-d, guides/workload-autoscaling/keda-epp: 1 queued, 16 running; up 100 % in 15 s"
+        "llm-d/llm-d, guides/workload-autoscaling/keda-epp, queue guard: 1 queued, 16 running; up "
+        "100 % in 15 s"
     )
     waiting_target: float = parameter(
         1.0, 0.5, 64.0, "queued requests for each replica", "requests"
@@ -212,12 +213,15 @@ class KedaEndpointPicker:
         self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
     ) -> tuple[jax.Array, RuleMemory]:
         """See ``ScalingRule``."""
-        now = memory.wanted[0]
-        queue = jnp.ceil(reading.waiting / self.waiting_target - 1e-4)
-        # The guard: a queue asks for no more than what is not starting already.
-        queue = jnp.where(queue <= now, queue, jnp.maximum(queue - reading.starting, now))
-        running = _by_ratio(now, reading.running, self.running_target)
-        desired = jnp.maximum(queue, running)
+        n, demand = (
+            memory.wanted[0],
+            jnp.maximum(
+                reading.waiting / self.waiting_target, reading.running / self.running_target
+            ),
+        )
+        # The guard: demand above what there is asks for no more than what does not start already.
+        demand = jnp.where(demand <= n, demand, jnp.maximum(demand - reading.starting, n))
+        desired = _by_ratio(n, demand, 1.0)
         return _settled(fleet, memory, desired, down_window_s=self.down_window_s, up_pods=0.0)
 
 
@@ -240,7 +244,7 @@ class TokenAware:
         """See ``ScalingRule``."""
         now = memory.wanted[0]
         queue_s = reading.waiting_tokens / fleet.prefill_tokens_per_s
-        queue = jnp.ceil(queue_s / self.queue_s - 1e-4)
+        queue = _by_ratio(now, queue_s, self.queue_s)
         kv = _by_ratio(now, reading.kv_usage * reading.serving, self.kv_target)
         desired = jnp.maximum(queue, kv)
         return _settled(
@@ -317,9 +321,6 @@ class DynamoThroughput:
         "180 s, ceil(predicted requests/s / requests/s of an engine inside the objectives)"
     )
     interval_s: float = parameter(180.0, 30.0, 900.0, "time between two decisions", "s")
-    load: float = parameter(
-        1.0, 0.4, 2.0, "share of a replica's bearable rate that is planned with"
-    )
 
     def want(
         self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
@@ -331,7 +332,7 @@ class DynamoThroughput:
         rate = mean_over(signal, jnp.float32(self.interval_s), fleet.window_s)
         level, covariance = _trend_step(memory.level, memory.covariance, rate)
         predicted = jnp.maximum(level[0] + level[1], 0.0)
-        desired = jnp.ceil(predicted / (self.load * fleet.requests_per_s) - 1e-4)
+        desired = jnp.ceil(predicted / fleet.requests_per_s - 1e-4)
         wanted = jnp.where(acts, fleet.clip(desired), memory.wanted[0])
         return kept(
             memory,
@@ -348,56 +349,58 @@ def _trend_step(
 ) -> tuple[jax.Array, jax.Array]:
     """A step of the Kalman filter of a local linear trend: x' = F x, level seen with noise 10."""
     step = jnp.array([[1.0, 1.0], [0.0, 1.0]])
-    state = step @ state
-    covariance = step @ covariance @ step.T + jnp.diag(jnp.array([1.0, 0.1]))
-    gain = covariance[:, 0] / (covariance[0, 0] + 10.0)
-    return state + gain * (seen - state[0]), covariance - jnp.outer(gain, covariance[0])
+    # The filter begins at the first figure it is told, without a trend.
+    begins = covariance[0, 0] <= 0.0
+    moved = step @ state
+    spread = step @ covariance @ step.T + jnp.diag(jnp.array([1.0, 0.1]))
+    gain = spread[:, 0] / (spread[0, 0] + 10.0)
+    return (
+        jnp.where(begins, jnp.stack([seen, 0.0 * seen]), moved + gain * (seen - moved[0])),
+        jnp.where(begins, jnp.eye(2), spread - jnp.outer(gain, spread[0])),
+    )
 
 
 @_rule
 class DynamoLoad:
-    """Dynamo's planner, load mode: one replica up or down by KV use and prefill queue, none while
-    replicas start."""
+    """Dynamo's planner, load mode of aggregated engines: one replica up or down by the KV cache
+    that running and queued requests take or want, none while replicas start."""
 
     name: ClassVar[str] = "dynamo_load"
     source: ClassVar[str] = (
-        "ai-dynamo/dynamo, core/load_scaling.py, target throughput: up at KV use 1.0, down at .6; "
-        "its prefill queue in context lengths is here in seconds of prefill"
+        "ai-dynamo/dynamo, planner/core/load_scaling.py: (scheduled and queued KV, queued prefill) "
+        "/ KV, up above 1.0 and down below .6 in its target throughput; it reads every 5 s"
     )
-    up_kv: float = parameter(1.0, 0.1, 1.0, "KV use above which it scales up", "share")
-    down_kv: float = parameter(0.6, 0.02, 0.9, "KV use below which it scales down", "share")
-    queue_s: float = parameter(2.0, 0.1, 30.0, "seconds of prefill that may wait", "s")
-    rest_s: float = parameter(15.0, 15.0, 600.0, "least time between two steps down", "s")
+    up_kv: float = parameter(
+        1.0, 0.1, 1.0, "KV in use or wanted, above which it scales up", "share"
+    )
+    down_kv: float = parameter(0.6, 0.02, 0.9, "the same, below which it scales down", "share")
 
     def want(
         self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
     ) -> tuple[jax.Array, RuleMemory]:
         """See ``ScalingRule``."""
-        now = memory.wanted[0]
-        queue_s = reading.waiting_tokens / fleet.prefill_tokens_per_s
-        queue_s = queue_s / jnp.maximum(reading.serving, 1.0)
+        pool = jnp.maximum(reading.serving, 1.0) * fleet.kv_tokens
+        use = reading.kv_usage + reading.waiting_tokens / pool
         idle = reading.starting <= 0.0
-        up = idle & ((reading.kv_usage >= self.up_kv) | (queue_s >= self.queue_s))
-        since_s = memory.since_s + fleet.window_s
-        calm = (reading.kv_usage < jnp.minimum(self.down_kv, self.up_kv)) & (
-            queue_s < 0.1 * self.queue_s
-        )
-        down = idle & calm & (since_s >= self.rest_s)
-        wanted = fleet.clip(now + jnp.where(up, 1.0, jnp.where(down, -1.0, 0.0)))
-        return kept(memory, wanted, since_s=jnp.where(up | down, 0.0, since_s))
+        # A pool cannot be more than full but for the requests that wait.
+        up = idle & (use >= 0.995 * self.up_kv)
+        down = idle & ~up & (use < jnp.minimum(self.down_kv, self.up_kv))
+        step = jnp.where(up, 1.0, jnp.where(down, -1.0, 0.0))
+        return kept(memory, fleet.clip(memory.wanted[0] + step))
 
 
 @_rule
 class AibrixKpa:
-    """AIBrix's KPA: a stable and a panic window on the KV cache in use."""
+    """AIBrix's KPA: the KV cache in use over a stable window, or a panic window when that is more
+    than twice as much; at most twice and at least half of what is ready."""
 
     name: ClassVar[str] = "aibrix_kpa"
     source: ClassVar[str] = (
-        "vllm-project/aibrix, pkg/controller/podautoscaler: windows of 180 and 60 s, panic at "
-        "twice what is ready, down after 300 s; target KV usage .5 of its samples"
+        "vllm-project/aibrix, pkg/controller/podautoscaler: windows of 180 and 60 s, panic at a "
+        "ratio of 2, rates 2 up and down, tolerance 10 %, down after 300 s; target .5 of samples"
     )
     target: float = parameter(0.5, 0.03, 1.0, "KV usage for each replica", "share")
-    down_window_s: float = parameter(300.0, 30.0, 1500.0, "rest before scaling down", "s")
+    down_window_s: float = parameter(300.0, 30.0, 1500.0, "cooldown of scaling down", "s")
 
     def want(
         self, fleet: Fleetwide, memory: RuleMemory, reading: Reading
@@ -405,16 +408,21 @@ class AibrixKpa:
         """See ``ScalingRule``."""
         signal = push(memory.signal, reading.kv_usage * reading.serving)
         stable, panic = (
-            jnp.ceil(mean_over(signal, jnp.float32(span), fleet.window_s) / self.target - 1e-4)
-            for span in (180.0, 60.0)
+            mean_over(signal, jnp.float32(span), fleet.window_s) for span in (180.0, 60.0)
         )
-        panics = panic >= 2.0 * jnp.maximum(reading.serving, 1.0)
-        since_s = jnp.where(panics, 0.0, memory.since_s + fleet.window_s)
-        now = memory.wanted[0]
-        desired = jnp.where(since_s < 180.0, jnp.maximum(jnp.maximum(stable, panic), now), stable)
-        memory = dataclasses.replace(memory, signal=signal, since_s=since_s)
+        panics = panic > 2.0 * stable
+        now, ready = memory.wanted[0], jnp.maximum(reading.serving, 1.0)
+        desired = _by_ratio(now, jnp.where(panics, panic, stable), self.target)
+        desired = jnp.clip(desired, jnp.floor(ready / 2.0), jnp.ceil(2.0 * ready))
+        desired = jnp.where(panics, jnp.maximum(desired, now), desired)
+        memory = dataclasses.replace(memory, signal=signal)
         return _settled(
-            fleet, memory, desired, down_window_s=self.down_window_s, up_period_s=fleet.window_s
+            fleet,
+            memory,
+            desired,
+            down_window_s=self.down_window_s,
+            up_pods=jnp.inf,
+            up_period_s=fleet.window_s,
         )
 
 

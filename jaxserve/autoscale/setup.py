@@ -16,6 +16,7 @@ from scipy.ndimage import uniform_filter1d
 from jaxserve import checks
 from jaxserve.agents.progress import Progress
 from jaxserve.agents.task_setup import TaskSetup, load_setup
+from jaxserve.arrays.convert import on_device
 from jaxserve.autoscale.history import Fleetwide
 from jaxserve.autoscale.play import CHUNK_WINDOWS, STATIC, FleetPlayer, FleetWindows, RuleSetting
 from jaxserve.env import ServeEnv
@@ -35,6 +36,7 @@ LEAST_WINDOWS = 40
 MOST_JUDGED = 17_280
 """Windows that a result is reported on, at most: three days."""
 _BLOCK_WINDOWS = 1_440
+_QUEUE_CAPACITY = 1e7
 _STEPS = 16
 """Rates that are tried on one replica."""
 _TRAIN_SHARE = 0.6
@@ -94,9 +96,18 @@ class FleetDemand:
         )
 
     @property
+    def mix(self) -> NDArray[np.float64]:
+        """float64[F], share of each traffic class where rules are tuned; the judged part has no
+        say."""
+        assert self.env.workload.replay_counts is not None
+        counts = np.asarray(self.env.workload.replay_counts)[: round(_TRAIN_SHARE * self.windows)]
+        by_class = counts.sum(axis=(0, 1), dtype=np.float64)
+        return by_class / max(by_class.sum(), 1.0)
+
+    @property
     def _unmeasured(self) -> Fleetwide:
         env, classes = self.env, self.env.workload.classes
-        share = np.asarray(env.workload.regimes.class_mix)[0]
+        share = self.mix
         prompt = float(share @ np.asarray(classes.prompt_tokens))
         table = contract(env.table, jnp.int32(0), jnp.int32(0))
         each_s = float(prefill_s_per_token(table, jnp.float32(prompt)))
@@ -107,6 +118,7 @@ class FleetDemand:
             least=self.least,
             requests_per_s=1.0,
             prefill_tokens_per_s=1.0 / each_s,
+            kv_tokens=float(np.asarray(env.deployment.kv_pool_tokens)[0, 0]),
             ttft_slo_s=float(np.asarray(env.slo.ttft_s)[used].min()),
             tpot_slo_s=float(np.asarray(env.slo.tpot_s)[used].min()),
         )
@@ -127,7 +139,7 @@ class FleetDemand:
         """Replicas that serve at the start of windows of the recording, where they are scaled."""
         if self.initial is not None:
             return self.initial
-        return int(self.least_replicas[windows.start])
+        return int(np.clip(self.least_replicas[windows.start], self.least, self.most))
 
     @cached_property
     def least_replicas(self) -> NDArray[np.float64]:
@@ -136,8 +148,7 @@ class FleetDemand:
         Rates are means over five minutes, as no fleet follows the arrivals of seconds.
         """
         smooth = uniform_filter1d(self.rates_rps, min(20, self.windows), mode="nearest")
-        needed = np.ceil(smooth / self.fleet.requests_per_s - 1e-9)
-        return np.clip(needed, self.least, self.most)
+        return np.maximum(np.ceil(smooth / self.fleet.requests_per_s - 1e-9), 1.0)
 
 
 def _spread(first: int, end: int, most: int) -> list[slice]:
@@ -177,10 +188,14 @@ def load_demand(
     """
     checks.number("attainment", attainment, 0.5, 0.9999)
     checks.whole("max_replicas", max_replicas, 2, MAX_GPUS)
+    checks.whole("seed", seed, 0, 2**31 - 1)
     fields = {"window_s": WINDOW_S, "ticks": TICKS, "horizon": 1}
     setup = load_setup("trace_replay", None, progress, fields, gpus=max_replicas, **own)
     env = setup.env
-    deployment = dataclasses.replace(env.deployment, fleet=settings.on_device())
+    # Requests of a fleet queue at its router, which turns none away.
+    deployment = dataclasses.replace(
+        env.deployment, fleet=settings.on_device(), queue_capacity=on_device(_QUEUE_CAPACITY)
+    )
     demand = FleetDemand(
         setup=setup,
         env=dataclasses.replace(env, deployment=deployment),
@@ -227,7 +242,7 @@ def bearable_rate(demand: FleetDemand, fleet: Fleetwide) -> float:
 def _borne(demand: FleetDemand, rates: NDArray[np.float64]) -> NDArray[np.bool_]:
     """bool[n], whether one replica serves each rate inside the objectives, up to the first that it
     does not."""
-    share = np.asarray(demand.env.workload.regimes.class_mix)[0]
+    share = demand.mix
     rng = np.random.default_rng(demand.seed)
     per_tick = rates[:, None, None, None] * share * (WINDOW_S / TICKS)
     shape = (len(rates), CHUNK_WINDOWS, TICKS, len(share))

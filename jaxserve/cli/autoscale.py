@@ -74,18 +74,16 @@ def autoscale_fleet(
     from jaxserve.autoscale.export import Bounds, config_file
     from jaxserve.autoscale.run import autoscale, parse_rules
     from jaxserve.autoscale.setup import load_demand
+    from jaxserve.datafiles import check_folder, write_atomic, write_folder
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.sim.machine.fleet import FleetSettings
     from jaxserve.sim.machine.hardware import load_gpu
     from jaxserve.sim.machine.models import load_model
     from jaxserve.sim.table.file import read_table_file
 
-    show = import_plots("jaxserve.autoscale.report", "jaxserve autoscale")
+    report = import_plots("jaxserve.autoscale.report", "jaxserve autoscale")
     kinds = parse_rules(rules)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        known = out.is_dir() and (out / "autoscale.json").is_file()
-        if not known:
-            raise InputError(f"--out is {out}, which holds other files; name a new folder")
+    check_folder(out, "autoscale.json")
     settings = FleetSettings(_start_s(start_s), drain_s, failing)
     given: dict[str, Any] = {
         "hardware": hardware,
@@ -127,16 +125,20 @@ def autoscale_fleet(
         spec.deployment.tensor_parallel,
         fleet.prefill_tokens_per_s,
         fleet.requests_per_s,
+        fleet.ttft_slo_s,
+        fleet.tpot_slo_s,
     )
     file, text = config_file(answer, bounds)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "autoscale.json").write_text(answer.to_json() + "\n")
-    (out / file).write_text(text)
-    (out / "curves.png").write_bytes(show.curves_picture(answer, "png"))
-    console.print(show.rules_table(answer).rich())
-    for line in show.sentences(answer):
+    console.print(report.rules_table(answer).rich())
+    for line in report.sentences(answer):
         console.print(line, soft_wrap=True)
-    console.print(f"wrote autoscale.json, curves.png and {file} to {out}", soft_wrap=True)
+    written = {
+        "autoscale.json": answer.to_json().encode() + b"\n",
+        "curves.png": report.curves_picture(answer, "png"),
+        file: text.encode(),
+    }
+    write_folder(out, lambda folder: [write_atomic(folder / n, d) for n, d in written.items()])
+    console.print(f"wrote {', '.join(written)} to {out}", soft_wrap=True)
 
 
 def _start_s(text: str) -> tuple[float, float]:

@@ -83,8 +83,9 @@ def plan_deployment(
             RAY_ADDRESS, or starts one here.
     """
     from jaxserve.agents.progress import stage_progress
+    from jaxserve.datafiles import check_folder
     from jaxserve.plan.answer import certainty, headline, scaling
-    from jaxserve.plan.folder import check_folder, kept_file, write_folder
+    from jaxserve.plan.folder import kept_file, write_plan
     from jaxserve.plan.inputs import (
         PlanInputs,
         PlanObjective,
@@ -100,7 +101,7 @@ def plan_deployment(
     from jaxserve.show.terminal import progress_bars, result_console
 
     objective = PlanObjective(ttft, tpot, attainment)
-    check_folder(out)
+    check_folder(out, "plan.json")
     steady = (rate, prompt, output)
     if (trace is None) == (steady == (None, None, None)):
         raise InputError("name the traffic: either --trace, or --rate, --prompt and --output")
@@ -148,7 +149,7 @@ def plan_deployment(
         player = Player(inputs, kept_file(out), processes or cores())
         plan = make_plan(inputs, options, excluded, player, progress)
     plan = dataclasses.replace(plan, check=found)
-    names = write_folder(out, plan)
+    names = write_plan(out, plan)
     kept_file(out).unlink(missing_ok=True)
     for sentence in (headline(plan), *certainty(plan), _growth(plan.bears), *scaling(plan)):
         tell(sentence)

@@ -122,6 +122,7 @@ def test_the_command_names_a_rule_and_writes_its_file(
         ("--max-replicas 4 --rules keda_waitin", "--rules has 'keda_waitin'"),
         ("--max-replicas 4 --rules slo_law,slo_law", "name each rule once"),
         ("--max-replicas 4 --attainment 2", "attainment is 2"),
+        ("--max-replicas 4 --seed -1", "seed is -1"),
         ("--max-replicas 4 --start-s 1000", "of 1000 s start-up are tuned and judged on 10000 s"),
     ],
 )

@@ -9,7 +9,7 @@ from jaxserve.autoscale.answer import AutoscaleAnswer, RuleResult
 from jaxserve.autoscale.export import Bounds, config_file
 from jaxserve.autoscale.play import KINDS, STATIC, RuleSetting
 
-BOUNDS = Bounds(least=2, most=8, group=4, prefill_tokens_per_s=12_000.0, requests_per_s=2.5)
+BOUNDS = Bounds(2, 8, 4, 12_000.0, 2.5, ttft_slo_s=1.5, tpot_slo_s=0.04)
 
 
 def result(kind: str) -> RuleResult:
@@ -21,7 +21,7 @@ def result(kind: str) -> RuleResult:
 def written(kind: str) -> tuple[str, str, dict]:
     """Name, text and content of the file of a winner."""
     row = result(kind)
-    answer = AutoscaleAnswer(0.95, 8, 2.5, 30.0, 20.0, 2.1, 5, result(STATIC), (row,), row, {})
+    answer = AutoscaleAnswer(0.95, 8, 4, 2.5, 30.0, 20.0, 2.1, 5, result(STATIC), (row,), row, {})
     name, text = config_file(answer, BOUNDS)
     return name, text, yaml.safe_load(text)
 
@@ -63,22 +63,24 @@ def test_the_behavior_of_a_scaled_object_is_one_of_kubernetes(kind: str) -> None
         assert trigger["metadata"]["query"]
 
 
-def test_the_law_is_written_as_a_formula_of_its_triggers() -> None:
+@pytest.mark.parametrize(("kind", "numbers"), [("slo_law", "0.55 0.4"), ("keda_epp", "1; 16)")])
+def test_laws_are_written_as_formulas_of_their_triggers(kind: str, numbers: str) -> None:
     """KEDA's formula names the triggers, and has the numbers of the rule."""
-    _, _, content = written("slo_law")
+    _, _, content = written(kind)
     formula = content["spec"]["advanced"]["scalingModifiers"]["formula"]
     for trigger in content["spec"]["triggers"]:
         assert trigger["name"] in formula
-    assert "0.55" in formula
-    assert "0.4" in formula
+    assert all(number.strip(";") in formula for number in numbers.split())
 
 
 def test_dynamos_planner_counts_gpus() -> None:
-    """The budget is in GPUs, and the queue's thresholds in tokens."""
+    """The budget is in GPUs, thresholds are in per cent, objectives in milliseconds."""
     _, _, content = written("dynamo_load")
     assert content["max_gpu_budget"] == 32
-    assert content["prefill_scale_up_queue_tokens"] == 24_000
-    assert content["decode_scale_down_kv_rate"] < content["decode_scale_up_kv_rate"]
+    assert content["decode_scale_up_kv_rate"] == 100.0
+    assert content["decode_scale_down_kv_rate"] == 60.0
+    _, _, content = written("dynamo_throughput")
+    assert (content["ttft_ms"], content["itl_ms"]) == (1500, 40.0)
 
 
 def test_ray_takes_the_autoscaling_config() -> None:

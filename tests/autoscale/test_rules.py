@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ FLEET = Fleetwide(
     least=1,
     requests_per_s=2.0,
     prefill_tokens_per_s=10_000.0,
+    kv_tokens=200_000.0,
     ttft_slo_s=1.0,
     tpot_slo_s=0.05,
 )
@@ -58,22 +61,26 @@ def follow(name: str, readings: list[Reading], start: float = 4.0) -> list[float
     return wanted
 
 
+def settle(name: str, start: float, read: Reading) -> float:
+    """Replicas that a rule wants after an hour, where those that are wanted serve at once."""
+    rule, memory, wanted = RULES[name](), first_memory(FLEET, start), start
+    for _ in range(240):
+        serving = dataclasses.replace(read, serving=jnp.float32(wanted))
+        value, memory = rule.want(FLEET, memory, serving)
+        wanted = float(value)
+    return wanted
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_traffic_to_zero_scales_to_the_least(name: str) -> None:
     """Without traffic every rule goes down to the least number of replicas within an hour."""
-    assert follow(name, [reading()] * 240)[-1] == FLEET.least
+    assert settle(name, 4.0, reading()) == FLEET.least
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_flood_scales_to_the_most(name: str) -> None:
     """Under a lasting flood every rule goes up to the most replicas within an hour, and stays."""
-    readings, wanted = [], 1.0
-    rule, memory = RULES[name](), first_memory(FLEET, 1.0)
-    for _ in range(240):
-        value, memory = rule.want(FLEET, memory, reading(**FLOOD | {"serving": wanted}))
-        wanted = float(value)
-        readings.append(wanted)
-    assert readings[-1] == FLEET.most
+    assert settle(name, 1.0, reading(**FLOOD)) == FLEET.most
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.plan.answer import certainty, measurement, plan_json, scaling, unknown
-from jaxserve.plan.folder import write_folder
+from jaxserve.plan.folder import write_plan
 from jaxserve.plan.inputs import PlanInputs, PlanObjective
 from jaxserve.plan.options import engine_options
 from jaxserve.plan.plan import Plan, make_plan
@@ -162,7 +162,7 @@ def test_a_split_saves_a_gpu(tmp_path: Path) -> None:
     assert not without.meets and without.tried.deployment.prefill == 0
     assert plan_json(plan)["deployment"]["prefill_replicas"] == 1
     assert any("first token from the replica that decodes" in each for each in unknown(plan))
-    names = set(write_folder(tmp_path / "out", plan))
+    names = set(write_plan(tmp_path / "out", plan))
     assert {"vllm_prefill.sh", "vllm_decode.sh", "plan.json", "report.html"} < names
     assert "compose.yaml" not in names
     fewer = dataclasses.replace(inputs, split=False, max_gpus=best.replicas)
