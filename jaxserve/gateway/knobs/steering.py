@@ -68,6 +68,17 @@ class Steering:
         """Resets engines without leases, in case an earlier gateway was killed before it did."""
         self._reset_later([engine for engine in self._engines if not engine.leases])
 
+    @property
+    def held(self) -> bool:
+        """Whether control is switched off."""
+        return self._hold.held
+
+    @property
+    def lease_left_s(self) -> float:
+        """Time until the lease ends, s; 0 without a lease."""
+        end_s = self._lease_end
+        return 0.0 if end_s is None else max(0.0, end_s - time.monotonic())
+
     async def state(self) -> dict[str, Any]:
         """Values, ranges and places of all knobs; JSON-able."""
         return self._state(await self._offers())
@@ -226,12 +237,11 @@ class Steering:
             await self._release()
 
     def _state(self, offers: Mapping[str, EngineOffer]) -> dict[str, Any]:
-        end = self._lease_end
         return {
-            "mode": "static" if end is None else "leased",
-            "lease_left_s": 0.0 if end is None else max(0.0, end - time.monotonic()),
+            "mode": "static" if self._lease_end is None else "leased",
+            "lease_left_s": self.lease_left_s,
             "version": self._version,
-            "held": self._hold.held,
+            "held": self.held,
             "engines": {
                 name: {"engine_id": offer.engine_id, "reason": offer.reason}
                 for name, offer in offers.items()
