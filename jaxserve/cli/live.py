@@ -430,3 +430,21 @@ def control_token(gateway: str) -> str | None:
     from jaxserve.gateway.http.token_files import CONTROL
 
     return CONTROL.token(gateway)
+
+
+def write_dashboard(out: Annotated[Path, tyro.conf.arg(metavar="FILE")]) -> None:
+    """Write the Grafana dashboard for gateway and controller.
+
+    Import the file in Grafana, with a Prometheus that scrapes the control port of the gateway and
+    the --metrics-port of jaxserve operate.
+
+    Args:
+        out: Dashboard to write, ending in .json.
+    """
+    from jaxserve.datafiles import data_dir
+    from jaxserve.show.outputs import write_output
+
+    check_outputs({"--out": out})
+    checks.ending("--out", out, ".json")
+    write_output(out, (data_dir() / "grafana" / "jaxserve.json").read_bytes(), "--out")
+    print(f"wrote {out}")
