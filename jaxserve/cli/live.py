@@ -311,10 +311,11 @@ def show_live_log(
     result_console().print(live_table(setup, episode))
     if plot is not None:
         plots = import_plots()
-        names = [regime.name for regime in setup.spec.regimes]
         title = f"{setup.spec.title}, measured"
         agent = str(episode.header.get("agent", ""))
-        content = plots.rollout_picture(setup.env, {agent: episode.rollout}, title, names, plot)
+        # Nobody measures which of the regimes real traffic is in.
+        drawn, regimes = {agent: episode.rollout}, ["real traffic"]
+        content = plots.rollout_picture(setup.env, drawn, title, regimes, plot)
         write_output(plot, content, "--plot")
 
 
