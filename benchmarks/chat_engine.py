@@ -2,9 +2,9 @@
 
 ``uvicorn benchmarks.chat_engine:app``. A token is a character of a prompt, or one of an answer. The
 variable ``CHAT_ENGINE_FAULTS`` is the share of requests that end in 429, 500, garbage, half an
-answer, or an answer with a log-probability of -9999, which vLLM writes for a missing one. A streamed
-request with ``stamps`` gets so many events, one every ``every_s``, each of which says when it was
-sent, in s of the machine's monotonic clock.
+answer, or an answer with a log-probability of -9999, which vLLM writes for a missing one. A
+streamed request with ``stamps`` gets so many events, one every ``every_s``, each of which says when
+it was sent, in s of the machine's monotonic clock.
 """
 
 from __future__ import annotations

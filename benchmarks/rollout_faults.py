@@ -356,8 +356,8 @@ def faults_page(tasks: int, harms: int, seed: int) -> tuple[str, bool]:
         "Nobody listened for callbacks until a third of the tasks had ended, and for "
         f"{_AWAY_S:g} s at least, and the first push "
         f"of each was refused with 503. Of {len(_KINDS)} agents one had {_BUDGETS_S['late']} s and "
-        f"talked until they were over, one ended with exit code {_EXIT_CODES['fails']}, and one was "
-        "cancelled while it ran.",
+        f"talked until they were over, one ended with exit code {_EXIT_CODES['fails']}, and one "
+        "was cancelled while it ran.",
         "",
         report(outcome),
     ]

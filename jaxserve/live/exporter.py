@@ -140,7 +140,9 @@ class Exporter:
         )
 
     async def _serve_metrics(self, request: Request) -> Response:
-        return Response(self._metrics.text(), headers=self._admit(request), media_type=_METRICS_TYPE)
+        return Response(
+            self._metrics.text(), headers=self._admit(request), media_type=_METRICS_TYPE
+        )
 
     async def _serve_log(self, request: Request) -> Response:
         """Whole lines of the log from a byte on; 416 beyond the end, as after another log began."""

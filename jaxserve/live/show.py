@@ -58,8 +58,8 @@ class Report:
 def print_heading(window_s: float) -> None:
     """Prints what the numbers in the line of a window are."""
     print(
-        f"a line every {window_s:g} s: good requests, measured; the simulator's expectation of them "
-        "for the same arrivals under the knobs in force (under the policy's, under the best "
+        f"a line every {window_s:g} s: good requests, measured; the simulator's expectation of "
+        "them for the same arrivals under the knobs in force (under the policy's, under the best "
         "static ones)",
         flush=True,
     )

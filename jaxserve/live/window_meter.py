@@ -52,9 +52,7 @@ class MeasuredWindow:
         ttft_met = float(np.sum(np.asarray(self.metrics.ttft_met)))
         seen = Expectation(self.good, ttft_met, float(self.metrics.itl_s), math.nan)
         in_force, policy, static = self.expected
-        return WindowComparison(
-            seen, in_force, policy, static, self.ended, self.unjudged
-        )
+        return WindowComparison(seen, in_force, policy, static, self.ended, self.unjudged)
 
 
 class WindowMeter:

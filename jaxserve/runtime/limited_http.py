@@ -2,9 +2,9 @@
 
 A response to HTTP/1.0 has no chunks.
 
-The protocol overrides callbacks of httptools and asyncio, and uses public names of uvicorn's classes
-that are alike from uvicorn 0.30 to 0.54: ``timeout_keep_alive``, its task and its handler, and of a
-response ``send``, ``chunked_encoding`` and ``expected_content_length``.
+The protocol overrides callbacks of httptools and asyncio, and uses public names of uvicorn's
+classes that are alike from uvicorn 0.30 to 0.54: ``timeout_keep_alive``, its task and its handler,
+and of a response ``send``, ``chunked_encoding`` and ``expected_content_length``.
 """
 
 from __future__ import annotations

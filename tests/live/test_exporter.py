@@ -138,7 +138,9 @@ def test_pages_of_other_machines_read_nothing(log: Path) -> None:
 def test_other_machines_need_the_token(log: Path) -> None:
     """Without one nothing is served to them at all."""
     with (
-        pytest.raises(InputError, match="--metrics-host is 0.0.0.0, which other machines reach"),
+        pytest.raises(
+            InputError, match=r"--metrics-host is 0\.0\.0\.0, which other machines reach"
+        ),
         exported("0.0.0.0", 0, metrics_of(), log, None),
     ):
         pass

@@ -6,9 +6,7 @@ from jaxserve.live.show import Report, WindowComparison, print_report
 from jaxserve.live.twins import Expectation
 
 
-def line(
-    capsys: pytest.CaptureFixture[str], unjudged: int = 0, **fields: dict[str, int]
-) -> str:
+def line(capsys: pytest.CaptureFixture[str], unjudged: int = 0, **fields: dict[str, int]) -> str:
     """The line of a window in guarded mode."""
     found = Expectation(8.0, 8.0, 0.01, 0.0)
     comparison = WindowComparison(found, found, found, found, 50, unjudged)

@@ -48,7 +48,9 @@ def test_one_address_leaves_places_to_others() -> None:
     asyncio.run(play())
 
 
-@pytest.mark.parametrize(("version", "body"), [("1.0", b"onetwo"), ("1.1", b"3\r\none\r\n3\r\ntwo")])
+@pytest.mark.parametrize(
+    ("version", "body"), [("1.0", b"onetwo"), ("1.1", b"3\r\none\r\n3\r\ntwo")]
+)
 def test_old_clients_get_no_chunks(version: str, body: bytes) -> None:
     """A stream to HTTP/1.0 is plain, part by part, and ends with the connection."""
     goes_on = asyncio.Event()

@@ -22,7 +22,7 @@ from jaxserve.gateway.knobs.engine import engine_knobs
 from jaxserve.gateway.knobs.hold import ControlHold
 from jaxserve.gateway.knobs.steering import Steering
 from jaxserve.gateway.measure.ledger import Ledger
-from jaxserve.gateway.measure.metrics import Gauges, GatewayMetrics
+from jaxserve.gateway.measure.metrics import GatewayMetrics, Gauges
 from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.measure.records import Records
 from jaxserve.gateway.measure.windows import WindowSeries

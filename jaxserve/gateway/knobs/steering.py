@@ -153,8 +153,8 @@ class Steering:
                     task.cancel()
 
     async def _log_reasons(self) -> None:
-        """Logs why an engine offers no knobs: the gateway approximates what it can, and a token that
-        the engine refused would otherwise pass unnoticed."""
+        """Logs why an engine offers no knobs: the gateway approximates what it can, and a token
+        that the engine refused would otherwise pass unnoticed."""
         for name, offer in (await self._offers()).items():
             if offer.reason is not None and not offer.knobs:
                 _LOG.warning("engine %s offers no knobs: %s", name, offer.reason)

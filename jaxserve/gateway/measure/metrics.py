@@ -50,7 +50,9 @@ class GatewayMetrics:
         }
         self._good = counter("good", "Requests completed inside their objectives.", "class")
         self._judged = counter(
-            "judged", "Requests that met or missed their objectives, refused ones included.", "class"
+            "judged",
+            "Requests that met or missed their objectives, refused ones included.",
+            "class",
         )
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens, by the engines' count.")
         self._output_tokens = counter("output_tokens", "Output tokens, by the engines' count.")
