@@ -15,9 +15,9 @@ import jaxserve
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.exporter import ControllerMetrics, exported
 from jaxserve.seeds import episode_key
-from server.local import LocalServer
+from server.local import LocalServer, free_port
 from tests.live.deployment import TASK, setup_of
-from tests.server.browser import all_drawn, opened, window
+from tests.server.browser import all_drawn, opened, wait_until_idle, window
 
 pytestmark = pytest.mark.slow
 
@@ -157,39 +157,57 @@ def test_a_downloaded_log_is_opened(browser: Any, server: LocalServer, tmp_path:
 
 
 def test_a_controller_is_followed(browser: Any, server: LocalServer, log: Path) -> None:
-    """By its address: who is in control and why, what was measured and expected, and no score; a
-    controller that is gone is said to be."""
+    """By its address: who is in control and why, what was measured and expected, and no score."""
     text = log.read_text().removesuffix('{"kind": "win')
     lines = text.splitlines(keepends=True)
     log.write_text(lines[0])
     metrics = ControllerMetrics("mine", "ppo", "guarded")
-    with opened(browser, server.url, log.with_suffix(".png")) as page:
-        page.click("#tab_live")
-
-        def wait_for(place: str, said: str) -> None:
-            page.wait_for_function(
-                "([place, said]) => document.querySelector(place).textContent.includes(said)",
-                arg=[place, said],
-            )
-
-        with exported("127.0.0.1", 0, metrics, log, None) as url:
-            page.fill("#controller_address", f"{url}/metrics")
-            page.click("#follow_controller button")
-            wait_for("#live_status", "no window yet")
-            log.write_text(text)
-            gone = f"Window {WINDOWS + 1} was not measured, and static values are in force"
-            wait_for("#in_control", gone)
-            wait_for("#sums", f"Last {WINDOWS} windows: ")
-            assert f"{8.0 * WINDOWS:.1f} under the knobs in force" in page.inner_text("#sums")
-            assert "20 % of the requests cannot be judged" in page.inner_text("#sums")
-            assert window(page) == WINDOWS and all_drawn(page)
-            assert page.is_visible("#expected canvas") and page.is_hidden("#so_far")
-            fallen = notes_of(WINDOWS + 2, reason="an engine restarted", in_control="best_static")
-            last = json.loads(lines[WINDOWS])
-            with log.open("a") as file:
-                file.write(json.dumps(last | fallen) + "\n")
-            wait_for("#in_control", "best static setting is in force. Mode guarded: an engine")
-            wait_for("#window", str(WINDOWS + 1))
-        wait_for("#live_status", "answers this page")
+    with (
+        exported("127.0.0.1", 0, metrics, log, None) as url,
+        opened(browser, server.url, log.with_suffix(".png")) as page,
+    ):
+        follow(page, f"{url}/metrics")
+        wait_for(page, "#live_status", "no window yet")
+        log.write_text(text)
+        gone = f"Window {WINDOWS + 1} was not measured, and static values are in force"
+        wait_for(page, "#in_control", gone)
+        wait_for(page, "#sums", f"Last {WINDOWS} windows: ")
+        assert f"{8.0 * WINDOWS:.1f} under the knobs in force" in page.inner_text("#sums")
+        assert "20 % of the requests cannot be judged" in page.inner_text("#sums")
+        assert window(page) == WINDOWS and all_drawn(page)
+        assert page.is_visible("#expected canvas") and page.is_hidden("#so_far")
+        fallen = notes_of(WINDOWS + 2, reason="an engine restarted", in_control="best_static")
+        last = json.loads(lines[WINDOWS])
+        with log.open("a") as file:
+            file.write(json.dumps(last | fallen) + "\n")
+        said = "best static setting is in force. Mode guarded: an engine restarted"
+        wait_for(page, "#in_control", said)
+        wait_for(page, "#window", str(WINDOWS + 1))
+        page.screenshot(path=log.with_name("followed.png"))
         page.click("#tab_play")
         assert page.is_hidden("#controller")
+
+
+def test_a_controller_that_is_gone(browser: Any, server: LocalServer) -> None:
+    """Is said to be."""
+    page = browser.new_page()
+    page.goto(server.url)
+    wait_until_idle(page)
+    follow(page, f"http://127.0.0.1:{free_port()}")
+    wait_for(page, "#live_status", "answers this page; jaxserve operate needs --metrics-port")
+    page.close()
+
+
+def follow(page: Any, address: str) -> None:
+    """Asks the page to follow a controller."""
+    page.click("#tab_live")
+    page.fill("#controller_address", address)
+    page.click("#follow_controller button")
+
+
+def wait_for(page: Any, place: str, said: str) -> None:
+    """Returns when a place of the page says something."""
+    page.wait_for_function(
+        "([place, said]) => document.querySelector(place).textContent.includes(said)",
+        arg=[place, said],
+    )
