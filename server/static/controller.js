@@ -5,6 +5,7 @@ import { colour, LINES } from "./colours.js";
 
 const find = (id) => document.getElementById(id);
 const LATELY = 30; // windows that are summed up
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4]; // windows between two ticks
 const SETTINGS = { in_force: "the knobs in force", policy: "the policy's", static: "the best static ones" };
 const SOURCES = {
   policy: "The policy turns the knobs.",
@@ -60,9 +61,11 @@ export class ControlView {
     const names = ["measured", ...Object.values(SETTINGS).map((name) => `expected, ${name}`)];
     const axis = { stroke: () => colour("soft"), grid: { stroke: () => colour("grid"), width: 1 } };
     this.chart = new uPlot({
-      ...size(), scales: { x: { time: false } }, axes: [axis, axis],
+      ...size(), axes: [{ ...axis, incrs: WHOLE }, axis],
+      scales: { x: { time: false }, y: { range: (_, low, high) => uPlot.rangeNum(0, high || 1, 0.1, true) } },
       series: [{ label: "window" }, ...names.map((label, index) =>
-        ({ label, stroke: () => colour(LINES[index]), width: index ? 1.25 : 2, dash: index ? [5, 3] : undefined }))],
+        ({ label, stroke: () => colour(LINES[index]), width: index ? 1.25 : 2, dash: index ? [5, 3] : undefined,
+          points: { show: (u) => u.data[0].length < 2 } }))],
     }, data, find("expected"));
   }
 }
