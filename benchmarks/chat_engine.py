@@ -1,9 +1,10 @@
 """A chat engine that computes nothing and tells token ids as vLLM does; it fails as often as asked.
 
 ``uvicorn benchmarks.chat_engine:app``. A token is a character of a prompt, or one of an answer. The
-variable ``CHAT_ENGINE_FAULTS`` is the share of requests that end in 429, 500, garbage, or half an
-answer. A streamed request with ``stamps`` gets so many events, one every ``every_s``, each of which
-says when it was sent, in s of the machine's monotonic clock.
+variable ``CHAT_ENGINE_FAULTS`` is the share of requests that end in 429, 500, garbage, half an
+answer, or an answer with a log-probability of -9999, which vLLM writes for a missing one. A
+streamed request with ``stamps`` gets so many events, one every ``every_s``, each of which says when
+it was sent, in s of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 _FAULTS = float(os.environ.get("CHAT_ENGINE_FAULTS", "0"))
 _RANDOM = random.Random(os.getpid())
-_KINDS = ("refused", "failed", "garbage", "half")
+_KINDS = ("refused", "failed", "garbage", "half", "filler")
 _TEXT = "All is well with it."
 _IDS = [ord(letter) for letter in _TEXT]
-_LOGPROBS = {"content": [{"token": letter, "logprob": -0.5} for letter in _TEXT]}
+_LOGPROB, _FILLER = -0.5, -9999.0
+_FILLED = 3
+"""Place of the token without a log-probability."""
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,14 +42,14 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     elif fault == "garbage":
         await _whole(send, 200, {"what": "is this"})
     elif asked.get("stream"):
-        await _stream(send, asked, half=fault == "half")
+        await _stream(send, asked, fault)
     elif fault == "half":
         head = [(b"content-type", b"application/json"), (b"content-length", b"1000")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         await send({"type": "http.response.body", "body": b'{"id": "x', "more_body": True})
         raise RuntimeError("the connection breaks, as asked")
     else:
-        await _whole(send, 200, _answer(_prompt(asked)))
+        await _whole(send, 200, _answer(_prompt(asked), fault))
 
 
 def _prompt(asked: dict) -> list[int]:
@@ -57,11 +60,18 @@ def _prompt(asked: dict) -> list[int]:
     return [*found, 1]
 
 
-def _answer(prompt: list[int]) -> dict:
+def _logprob(place: int, fault: str) -> float:
+    return _FILLER if fault == "filler" and place == _FILLED else _LOGPROB
+
+
+def _answer(prompt: list[int], fault: str) -> dict:
+    logprobs = [
+        {"token": letter, "logprob": _logprob(place, fault)} for place, letter in enumerate(_TEXT)
+    ]
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": _TEXT},
-        "logprobs": _LOGPROBS,
+        "logprobs": {"content": logprobs},
         "finish_reason": "stop",
         "token_ids": _IDS,
     }
@@ -84,7 +94,7 @@ async def _whole(send: Send, status: int, said: dict) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _stream(send: Send, asked: dict, *, half: bool) -> None:
+async def _stream(send: Send, asked: dict, fault: str) -> None:
     prompt, stamps = _prompt(asked), asked.get("stamps")
     head = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": head})
@@ -92,12 +102,12 @@ async def _stream(send: Send, asked: dict, *, half: bool) -> None:
     for place in range(last + 1):
         await asyncio.sleep(asked.get("every_s", 0.0))
         letter = f"{time.monotonic():.6f}" if stamps else _TEXT[place]
-        if half and place > last // 2:
+        if fault == "half" and place > last // 2:
             raise RuntimeError("the connection breaks, as asked")
         choice = {
             "index": 0,
             "delta": {"role": "assistant", "content": letter},
-            "logprobs": {"content": [{"token": letter, "logprob": -0.5}]},
+            "logprobs": {"content": [{"token": letter, "logprob": _logprob(place, fault)}]},
             "finish_reason": "stop" if place == last else None,
             "token_ids": [place if stamps else _IDS[place]],
         }

@@ -3,15 +3,17 @@
 A service, two nodes with a gateway each, and an engine run as an operator runs them. At random
 moments one of them is killed (KILL) and begins again, a node also so late that it was lost by then,
 or files of service, node and gateway may not grow for a while, in the middle of a line as well; the
-engine answers 429, 500, garbage and half an answer; nobody listens for callbacks until a third of
-the tasks have ended, and then the first push of each is refused. Some agents talk until their time
-is up, some end with an exit code. Every agent notes the answers that it got whole, and those that
-it did not.
+engine answers 429, 500, garbage, half an answer, and answers that lack a log-probability; nobody
+listens for callbacks until a third of the tasks have ended, and longer, and then the first push of
+each is refused. Some agents talk until their time is up, some end with an exit code, some sessions
+are cancelled while their agents run. Every agent notes the answers that it got whole, and those
+that it did not.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 import tempfile
@@ -27,9 +29,9 @@ from typing import Any
 from benchmarks.page import page_parser, publish
 from benchmarks.rollout_scene import FAULTS, NODES, SILENT_S, Scene
 from jaxserve.checks import whole
-from jaxserve.gateway.recording.records import read_records
+from jaxserve.gateway.recording.records import CompletionRecord, read_records
 from jaxserve.rollouts.builders import prefix_merging
-from jaxserve.rollouts.export import exported
+from jaxserve.rollouts.export import TOO_LOW, exported
 from jaxserve.rollouts.files import read_trajectories
 from server.local import free_port
 
@@ -44,16 +46,25 @@ _HARMED = {
     "disk": "disk full for a second",
 }
 """Name of each fault in the table."""
+_FILLER = -9000.0
+"""Log-probability that no token has."""
 _AHEAD = 6
 """Tasks submitted before a fault, as many as run at a time."""
-_KINDS = ("talks", "talks", "late", "talks", "fails", "talks")
+_KINDS = ("talks", "talks", "late", "talks", "fails", "talks", "cancelled")
 """Of tasks, in turn."""
-_TURNS = {"talks": 3, "late": 100_000, "fails": 2}
-_EXIT_CODES = {"talks": 0, "late": 0, "fails": 4}
-_BUDGETS_S = {"talks": 600, "late": 6, "fails": 600}
-_RIGHT = {"talks": ("COMPLETED", "ERROR"), "late": ("TIMEOUT", "ERROR"), "fails": ("ERROR",)}
+_TURNS = {"talks": 3, "late": 100_000, "fails": 2, "cancelled": 100_000}
+_EXIT_CODES = {"talks": 0, "late": 0, "fails": 4, "cancelled": 0}
+_BUDGETS_S = {"talks": 600, "late": 6, "fails": 600, "cancelled": 600}
+_RIGHT = {
+    "talks": ("COMPLETED", "ERROR"),
+    "late": ("TIMEOUT", "ERROR"),
+    "fails": ("ERROR",),
+    "cancelled": ("ERROR",),
+}
 """States in which they may end: any may be lost with its nodes, or find its disk full."""
 _LIMIT_S = 3000.0
+_AWAY_S = 75.0
+"""Time in which nobody listens for callbacks at least, s."""
 
 
 @dataclass
@@ -83,6 +94,18 @@ class FaultCounts:
     """completions with several records."""
     differing: list[str] = field(default_factory=list)
     """sessions whose result is not what their records come to."""
+    cancelled: set[str] = field(default_factory=set)
+    """tasks that were cancelled while their agent ran, or had ended before."""
+    crashes: int = 0
+    """cancelled sessions that a node logged as failed."""
+    away_s: float = 0.0
+    """time in which results were due and nobody listened."""
+    given_up: int = 0
+    """tasks whose result is not pushed any more."""
+    fillers: int = 0
+    """completions with a missing log-probability, of sessions with a result."""
+    masked_besides: int = 0
+    """tokens of other completions that were masked with them."""
     attempts: Counter[int] = field(default_factory=Counter)
     """of sessions."""
     misjudged: list[str] = field(default_factory=list)
@@ -100,6 +123,7 @@ class FaultCounts:
         """Whether every task has one result and no answer was lost or counted twice."""
         once = len(self.ends) == self.tasks and set(self.ends.values()) <= {1}
         wrong = self.lost or self.doubled or self.differing or self.misjudged or self.unexplained
+        wrong = wrong or self.crashes or self.given_up or self.masked_besides
         return once and not wrong and len(self.pushed) == self.tasks
 
 
@@ -117,16 +141,19 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
     target = ThreadingHTTPServer(("127.0.0.1", free_port()), _target(outcome), False)
     port = target.server_address[1]
     with Scene(folder) as scene, target:
-        listens, submitted, until = False, 0, began + _LIMIT_S
+        listens, submitted, until, first_end = False, 0, began + _LIMIT_S, math.inf
         while time.monotonic() < until:
             due = tasks * (outcome.harms.total() + 1) / harms + min(_AHEAD, tasks // 4)
             while submitted < min(tasks, due):
                 task = _task(submitted, ledger, f"http://127.0.0.1:{port}/")
                 scene.ask("POST", "/rollout/task/submit", task)
                 submitted += 1
+            _cancel_running(outcome, scene, submitted)
             states = scene.ask("GET", "/rollout/status")["sessions"]
             over = sum(states[name] for name in _ENDED)
-            if over >= tasks / 3 and not listens:
+            first_end = min(first_end, time.monotonic()) if over else math.inf
+            outcome.away_s = max(outcome.away_s, 0.0 if listens else time.monotonic() - first_end)
+            if over >= tasks / 3 and outcome.away_s > _AWAY_S and not listens:
                 listens = True
                 target.server_bind()
                 target.server_activate()
@@ -147,6 +174,17 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
             target.shutdown()
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+def _cancel_running(outcome: FaultCounts, scene: Scene, submitted: int) -> None:
+    """Cancels the tasks that are meant to be, once their agents run."""
+    for task in (_name(n) for n in range(submitted) if _kind(n) == "cancelled"):
+        if task not in outcome.cancelled:
+            (one,) = scene.ask("GET", f"/rollout/task/{task}")["sessions"]
+            if one["state"] == "RUNNING":
+                scene.ask("POST", f"/rollout/task/{task}/cancel")
+            if one["state"] in ("RUNNING", *_ENDED):
+                outcome.cancelled.add(task)
 
 
 def _shuffled(chance: random.Random) -> list[str]:
@@ -194,6 +232,9 @@ def _count(outcome: FaultCounts, scene: Scene, folder: Path, ledger: Path) -> No
         completed.update(r.request_id for r in records if r.outcome == "completed")
     outcome.lost = sum(not completed[id] for what, id in noted if what == "whole")
     outcome.doubled = sum(count > 1 for count in completed.values())
+    told = scene.ask("GET", "/tasks")["tasks"]
+    outcome.given_up = sum(one["callback"] == "given up" for one in told)
+    logged = "".join(path.read_text(errors="replace") for path in folder.glob("*.log"))
     for number in range(outcome.tasks):
         task = _name(number)
         (one,) = scene.ask("GET", f"/rollout/task/{task}")["sessions"]
@@ -201,24 +242,38 @@ def _count(outcome: FaultCounts, scene: Scene, folder: Path, ledger: Path) -> No
         outcome.attempts[one.get("attempt", 0)] += 1
         if one["state"] not in _RIGHT[_kind(number)]:
             outcome.misjudged.append(one["session_id"])
-        # What ended with its node has no result to compare.
-        if "completions" in one and not _is_as_recorded(one, folder, task):
-            outcome.differing.append(one["session_id"])
+        if one["reason"] == "cancelled":
+            outcome.crashes += f"session {one['session_id']} failed" in logged
+        # What ended with its node, or was cancelled, has no result to compare.
+        if "completions" in one:
+            _compare(outcome, one, folder, task)
 
 
-def _is_as_recorded(told: dict[str, Any], folder: Path, task: str) -> bool:
-    """Whether a result, its trajectory's file and the records of its attempt say the same."""
+def _compare(outcome: FaultCounts, told: dict[str, Any], folder: Path, task: str) -> None:
+    """Whether a result, its trajectory's file and the records of its attempt say the same, and
+    what was masked for missing log-probabilities."""
     (path,) = folder.glob(f"records/*/{told['records']}/records.jsonl")
     records = read_records(path)
     built = exported(prefix_merging(records, told["state"]))
     (kept,) = read_trajectories(folder / "state" / "traces" / task / "0.jsonl")
-    return (told["completions"], told["traces"], told["trainable"]) == (
-        sum(record.outcome == "completed" for record in records),
+    completed = [record for record in records if record.outcome == "completed"]
+    same = (told["completions"], told["traces"], told["trainable"]) == (
+        len(completed),
         len(kept.traces),
         kept.trainable,
     ) and [trace.response_ids.tolist() for trace in kept.traces] == [
         trace.response_ids.tolist() for trace in built.traces
     ]
+    if not same:
+        outcome.differing.append(told["session_id"])
+    filled = [record.sampled for record in completed if _lacks_logprob(record)]
+    outcome.fillers += len(filled)
+    outcome.masked_besides += kept.dropped.get(TOO_LOW, 0) - sum(filled)
+
+
+def _lacks_logprob(record: CompletionRecord) -> bool:
+    values = [choice.logprobs for choice in record.choices if choice.logprobs is not None]
+    return any((one < _FILLER).any() for one in values)
 
 
 def _target(outcome: FaultCounts) -> type[BaseHTTPRequestHandler]:
@@ -259,8 +314,14 @@ def report(outcome: FaultCounts) -> str:
         ("of these, that cannot be their agent's", len(outcome.misjudged)),
         ("sessions by attempts", _listed(outcome.attempts)),
         ("results that differ from their records", len(outcome.differing)),
+        ("sessions cancelled while their agents ran", outcome.states["ERROR cancelled"]),
+        ("of these, logged as failed by their node", outcome.crashes),
+        ("completions that lack a log-probability, in results", outcome.fillers),
+        ("tokens of other completions masked with them", outcome.masked_besides),
+        ("seconds in which results were due and nobody listened", round(outcome.away_s)),
         ("callbacks refused", outcome.refused.total()),
         ("callbacks taken", pushes),
+        ("callbacks given up", outcome.given_up),
         ("seconds", round(outcome.seconds)),
     ]
     return "\n".join(["| what | how many |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)])
@@ -290,10 +351,13 @@ def faults_page(tasks: int, harms: int, seed: int) -> tuple[str, bool]:
         "A rollout service, two nodes with a gateway each and an engine were killed (KILL) at "
         "random moments and began again, or files of service, node and gateway could not grow. A "
         f"node was lost after {SILENT_S:g} s of silence, and a session whose node was lost twice "
-        f"ended. Of the engine's answers {FAULTS:.0%} were 429, 500, garbage or half an answer. "
-        "Nobody listened for callbacks until a third of the tasks had ended, and the first push "
-        f"of each was refused with 503. Of six agents one had {_BUDGETS_S['late']} s and talked "
-        f"until they were over, and one ended with exit code {_EXIT_CODES['fails']}.",
+        f"ended. Of the engine's answers {FAULTS:.0%} were 429, 500, garbage, half an answer, or "
+        "lacked a log-probability. "
+        "Nobody listened for callbacks until a third of the tasks had ended, and for "
+        f"{_AWAY_S:g} s at least, and the first push "
+        f"of each was refused with 503. Of {len(_KINDS)} agents one had {_BUDGETS_S['late']} s and "
+        f"talked until they were over, one ended with exit code {_EXIT_CODES['fails']}, and one "
+        "was cancelled while it ran.",
         "",
         report(outcome),
     ]

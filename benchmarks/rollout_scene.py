@@ -43,7 +43,6 @@ class Scene:
                 "save_dir": str(folder / "state"),
                 "silent_s": SILENT_S,
                 "attempts": _ATTEMPTS,
-                "callback_attempts": 100,
             },
             "gateway": {"heartbeat_s": 0.2, "sessions": str(folder / "records")},
             "nodes": [

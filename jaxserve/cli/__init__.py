@@ -27,6 +27,7 @@ from jaxserve.cli.live import (
     send_traffic,
     show_live_log,
     throw_switch,
+    write_dashboard,
 )
 from jaxserve.cli.plan import plan_deployment
 from jaxserve.cli.rollouts import rollout_group
@@ -58,6 +59,7 @@ GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
         "send": send_traffic,
         "switch": throw_switch,
         "live-log": show_live_log,
+        "grafana": write_dashboard,
     },
     "rollouts": {"rollout": rollout_group},
     "studies": {
@@ -69,7 +71,7 @@ GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
 """Commands by name, in the groups of ``jaxserve --help``."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by its name."""
-_COMPUTE_NOTHING = ("formats", "gateway", "plan", "rollout", "switch")
+_COMPUTE_NOTHING = ("formats", "gateway", "grafana", "plan", "rollout", "switch")
 """Commands that start without JAX."""
 _DESCRIPTION = "Learn to operate an LLM inference server."
 _AFTER_HELP = """\

@@ -163,6 +163,7 @@ def train_agent(training: TrainOptions) -> None:
             training.learning_rate,
             task_discount(setup.env) if training.discount is None else training.discount,
             training.recurrent,
+            int(setup.env.horizon),
         )
     if is_first():
         note_trace(training.own.trace, setup.trace, setup.env)

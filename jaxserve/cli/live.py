@@ -12,6 +12,7 @@ from jaxserve.cli.arguments import (
     Directory,
     File,
     Number,
+    Real,
     Task,
     check_outputs,
     import_plots,
@@ -22,8 +23,11 @@ from jaxserve.cli.arguments import (
 from jaxserve.errors import InputError
 
 if TYPE_CHECKING:
+    from jaxserve.agents.policy import Policy
     from jaxserve.agents.task_setup import TaskSetup
+    from jaxserve.live.show import Report
     from jaxserve.sim.table.file import Calibration
+    from jaxserve.types import ServeAction
 
 Gateway = Annotated[str, tyro.conf.arg(metavar="URL")]
 
@@ -110,6 +114,9 @@ def operate_gateway(
     trained_elsewhere: bool = False,
     most_changes: Annotated[str | None, optional("KNOB=N,...")] = None,
     windows: Number = None,
+    answer_s: Real = None,
+    metrics_port: Number = None,
+    metrics_host: str = "127.0.0.1",
 ) -> None:
     """Operate the engines behind a gateway by a policy.
 
@@ -131,14 +138,23 @@ def operate_gateway(
         most_changes: Most changes of each named knob per minute by the policy, for example
             batch_cap=2,kv_budget_fraction=0; 0 keeps its value. Falling back is not limited.
         windows: Number of control windows; without it, the command runs until stopped.
+        answer_s: Time for an answer of the gateway, s, at most half a window; by default a quarter.
+        metrics_port: Port for Prometheus (/metrics) and the server's page (/log); 0 takes a free
+            one.
+        metrics_host: Address of that port; other than loopback needs
+            JAXSERVE_GATEWAY_CONTROL_TOKEN, which readers then send as a bearer token.
     """
     import asyncio
     import dataclasses
+    import sys
+    import time
+    from contextlib import ExitStack
 
     from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent
     from jaxserve.agents.task_setup import load_setup
+    from jaxserve.gateway.settings import AccessTokens
     from jaxserve.live.guard import parse_most_changes
-    from jaxserve.live.show import print_report
+    from jaxserve.live.show import print_heading, print_report
     from jaxserve.show.terminal import progress_bars
 
     if agent in PRIVILEGED_AGENTS:
@@ -147,12 +163,19 @@ def operate_gateway(
         )
     if windows is not None:
         checks.whole("--windows", windows, 1)
+    if metrics_port is not None:
+        checks.whole("--metrics-port", metrics_port, 0, 65535)
     with needing("gateway", "operate"):
         from jaxserve.live.episode_file import EpisodeWriter
+        from jaxserve.live.exporter import ControllerMetrics, exported
         from jaxserve.live.gateway_client import GatewayClient
         from jaxserve.live.operate import Conduct, Controller
         from jaxserve.live.supervisor import Mode
     setup = load_setup(task, table=text(table), weights=weights)
+    window_s = float(setup.env.window_s)
+    # A later answer would miss the deadline of the window's decision.
+    patience_s = window_s / 4 if answer_s is None else answer_s
+    checks.number("--answer-s", patience_s, 0.001, window_s / 2)
     most = {}
     if most_changes is not None:
         most = parse_most_changes("--most-changes", most_changes, setup.spec.knobs)
@@ -162,9 +185,19 @@ def operate_gateway(
     )
     if agent == "ppo" and Mode(mode).steers and not trained_elsewhere:
         _check_trained_here(mode, played)
-    with progress_bars() as progress:
-        policy = build_agent(agent, played, progress)
-        static = best_static_policy(setup, progress).action
+    metrics = ControllerMetrics(setup.spec.name, agent, mode)
+
+    def report(found: Report) -> None:
+        metrics.add(found, time.time())
+        print_report(found)
+
+    async def operate(policy: Policy, static: ServeAction) -> None:
+        with EpisodeWriter(log, header) as writer:
+            async with GatewayClient(gateway, control_token(gateway), patience_s) as client:
+                conduct = Conduct(Mode(mode), most_changes=most)
+                controller = Controller(setup, policy, static, client, writer, conduct)
+                await controller.run(windows, report, lambda: print_heading(window_s))
+
     header = {
         "task": setup.spec.name,
         "inputs": dict(setup.inputs),
@@ -172,16 +205,16 @@ def operate_gateway(
         "mode": mode,
         "most_changes": most,
     }
-
-    async def operate() -> None:
-        with EpisodeWriter(log, header) as writer:
-            token, patience_s = control_token(gateway), setup.env.window_s / 4
-            async with GatewayClient(gateway, token, patience_s) as client:
-                conduct = Conduct(Mode(mode), most_changes=most)
-                controller = Controller(setup, policy, static, client, writer, conduct)
-                await controller.run(windows, print_report)
-
-    asyncio.run(operate())
+    with ExitStack() as serving:
+        if metrics_port is not None:
+            token = AccessTokens.from_environment().control
+            served = exported(metrics_host, metrics_port, metrics, log, token)
+            print(f"jaxserve: metrics at {serving.enter_context(served)}/metrics", file=sys.stderr)
+        print("jaxserve: searching the best static setting, and compiling", file=sys.stderr)
+        with progress_bars() as progress:
+            policy = build_agent(agent, played, progress)
+            static = best_static_policy(setup, progress).action
+        asyncio.run(operate(policy, static))
 
 
 def _check_trained_here(mode: str, setup: TaskSetup) -> None:
@@ -278,10 +311,11 @@ def show_live_log(
     result_console().print(live_table(setup, episode))
     if plot is not None:
         plots = import_plots()
-        names = [regime.name for regime in setup.spec.regimes]
         title = f"{setup.spec.title}, measured"
         agent = str(episode.header.get("agent", ""))
-        content = plots.rollout_picture(setup.env, {agent: episode.rollout}, title, names, plot)
+        # Nobody measures which of the regimes real traffic is in.
+        drawn, regimes = {agent: episode.rollout}, ["real traffic"]
+        content = plots.rollout_picture(setup.env, drawn, title, regimes, plot)
         write_output(plot, content, "--plot")
 
 
@@ -397,3 +431,21 @@ def control_token(gateway: str) -> str | None:
     from jaxserve.gateway.http.token_files import CONTROL
 
     return CONTROL.token(gateway)
+
+
+def write_dashboard(out: Annotated[Path, tyro.conf.arg(metavar="FILE")]) -> None:
+    """Write the Grafana dashboard for gateway and controller.
+
+    Import the file in Grafana, with a Prometheus that scrapes the control port of the gateway and
+    the --metrics-port of jaxserve operate.
+
+    Args:
+        out: Dashboard to write, ending in .json.
+    """
+    from jaxserve.datafiles import data_dir
+    from jaxserve.show.outputs import write_output
+
+    check_outputs({"--out": out})
+    checks.ending("--out", out, ".json")
+    write_output(out, (data_dir() / "grafana" / "jaxserve.json").read_bytes(), "--out")
+    print(f"wrote {out}")

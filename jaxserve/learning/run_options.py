@@ -19,11 +19,14 @@ from jaxserve.errors import InputError
 from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.own_deployment import OwnDeployment
+from jaxserve.tasks.spec import TaskSpec
 
 Seeds = tuple[int, ...]
 """Seeds of a run, one for each policy that it trains."""
 
 _MAX_NUMBER = 10**12
+_FEWEST_WINDOWS = 5
+"""Windows of the shortest rollout: advantages of a shorter one see little of what follows."""
 
 
 def check_run(
@@ -34,6 +37,7 @@ def check_run(
     learning_rate: float,
     discount: float,
     recurrent: bool = False,
+    horizon: int = TaskSpec.horizon,
 ) -> PPOConfig:
     """The configuration of a run of ``steps`` windows a seed, rounded up to whole updates.
 
@@ -47,9 +51,10 @@ def check_run(
       learning_rate: step size of Adam in the first update.
       discount: per window.
       recurrent: whether the network has a recurrent cell.
+      horizon: windows of an episode, which rollouts divide.
 
     Raises:
-      InputError: a number out of range.
+      InputError: a number out of range, or a horizon without a fitting divisor.
     """
     checks.whole("steps", steps, 1, _MAX_NUMBER)
     checks.whole("seeds", seeds, 1, 1024)
@@ -63,8 +68,19 @@ def check_run(
         gae_lambda=1.0 - min(3.0 * (1.0 - discount), 1.0),
         environments=environments,
         recurrent=recurrent,
+        rollout_windows=_rollout_windows(horizon),
     )
     return dataclasses.replace(config, updates=-(-steps // config.windows))
+
+
+def _rollout_windows(horizon: int) -> int:
+    """Windows of a rollout: the largest divisor of the horizon up to that of ``PPOConfig``."""
+    most = PPOConfig.rollout_windows
+    fitting = [windows for windows in range(_FEWEST_WINDOWS, most + 1) if horizon % windows == 0]
+    if not fitting:
+        allowed = f"a number with a divisor from {_FEWEST_WINDOWS} to {most}, for training by PPO"
+        checks.refuse("the task's horizon", horizon, allowed)
+    return fitting[-1]
 
 
 def check_place(directory: Path) -> None:
@@ -150,7 +166,9 @@ def command(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> str | None:
         "discount": config.discount,
     }
     try:
-        asked = check_run(steps, **numbers, recurrent=config.recurrent)
+        asked = check_run(
+            steps, **numbers, recurrent=config.recurrent, horizon=int(setup.env.horizon)
+        )
     except InputError:
         return None
     in_a_row = seeds == tuple(range(seeds[0], seeds[0] + count))

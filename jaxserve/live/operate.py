@@ -44,7 +44,14 @@ from jaxserve.live.readings import (
     window_fault,
 )
 from jaxserve.live.show import Report
-from jaxserve.live.supervisor import Health, Mode, Rules, Supervision, supervise
+from jaxserve.live.supervisor import (
+    Health,
+    InControl,
+    Mode,
+    Rules,
+    Supervision,
+    supervise,
+)
 from jaxserve.live.window_meter import MeasuredWindow, WindowMeter
 from jaxserve.seeds import episode_key, policy_key
 from jaxserve.spaces import KNOBS, make_action
@@ -116,6 +123,8 @@ class Controller:
         """latest known limits."""
         self._last: Snapshot | None = None
         """snapshot at the beginning of this window; None if it failed."""
+        self._leased = False
+        """whether a command of this controller is in force."""
         self._knobs_took_s = 0.0
         """duration of the latest question for the knobs, s."""
 
@@ -243,6 +252,7 @@ class Controller:
             fault = fault or _LATE
         held = bool(after.knobs["held"])
         steers = self._mode.steers and not held
+        self._leased = self._leased and not held
         if steers:
             expected = window.expected[2].good
             health = Health(fault, window.good, expected, window.ended, window.unjudged)
@@ -250,7 +260,9 @@ class Controller:
         command, state = self._next(window.in_force), after.knobs
         if steers:
             state = await self._steer(command, state, started_s)
-            self._changed[-1] = changed(window.in_force, self._meter.in_force(state))
+        in_force = self._meter.in_force(state)
+        if steers:
+            self._changed[-1] = changed(window.in_force, in_force)
         changes = self._changes() if steers else {}
         found = Report(
             window=self._number,
@@ -259,9 +271,18 @@ class Controller:
             comparison=window.comparison,
             command=command,
             changes={name: n for name, n in changes.items() if name in self._most_changes},
+            in_control=self._in_control,
+            in_force=in_force if self._leased or not steers else {},
         )
         self._write(window, found, steers, changes, echo(state, command))
         report(found)
+
+    @property
+    def _in_control(self) -> InControl:
+        """Source of the values in force."""
+        if not self._leased:
+            return InControl.ENGINES
+        return InControl.POLICY if self._supervision.steering else InControl.BEST_STATIC
 
     def _late(self, started_s: float) -> bool:
         return time.monotonic() - started_s > _DEADLINE_SHARE * self._env.window_s
@@ -322,6 +343,7 @@ class Controller:
             knobs = parse_knobs(await self._gateway.put(values, lease_s))
         except (GatewayError, InputError) as error:
             return None, str(error)
+        self._leased = True
         return knobs, unacknowledged(knobs, values)
 
     async def _skip_window(
@@ -332,7 +354,8 @@ class Controller:
             await self._fall_back("blind", reason, started_s)
         else:
             self._log.event(self._number, "blind", reason)
-        report(Report(self._number, str(self._mode), reason))
+        mode, in_control = str(self._mode), self._in_control
+        report(Report(self._number, mode, reason, in_control=in_control))
 
     async def _fall_back(self, what: str, reason: str, since_s: float) -> dict[str, Any] | None:
         """Commands the best static values; ends the lease if that fails.
@@ -355,6 +378,7 @@ class Controller:
         return None
 
     async def _release(self) -> None:
+        self._leased = False
         try:
             await self._gateway.release()
         except GatewayError as error:
@@ -379,6 +403,7 @@ class Controller:
                 "seconds": window.seconds,
                 "mode": report.mode,
                 "reason": report.reason,
+                "in_control": report.in_control,
                 "strangers": list(window.strangers),
                 "ended": window.ended,
                 "unjudged": window.unjudged,

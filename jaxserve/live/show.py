@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from jaxserve.live.supervisor import InControl
 from jaxserve.show.text_table import plain_table
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ class WindowComparison:
     """expectation under the policy's knobs from the start on."""
     static: Expectation
     """expectation under the best static knobs from the start on."""
-    unjudged: float
-    """share of the ended requests of which nobody knows whether they met their objectives."""
+    ended: int
+    """requests that ended."""
+    unjudged: int
+    """requests among them of which nobody knows whether they met their objectives."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,20 @@ class Report:
     """knobs that were turned; in mode shadow, that would be turned."""
     changes: dict[str, int] = field(default_factory=dict)
     """changes in the last minute of the knobs with limited changes."""
+    in_control: InControl = InControl.ENGINES
+    """source of the values in force after the window."""
+    in_force: dict[str, float] = field(default_factory=dict)
+    """knobs in force after the window; empty if they are not known."""
+
+
+def print_heading(window_s: float) -> None:
+    """Prints what the numbers in the line of a window are."""
+    print(
+        f"a line every {window_s:g} s: good requests, measured; the simulator's expectation of "
+        "them for the same arrivals under the knobs in force (under the policy's, under the best "
+        "static ones)",
+        flush=True,
+    )
 
 
 def print_report(report: Report) -> None:
@@ -55,11 +72,10 @@ def print_report(report: Report) -> None:
     if (found := report.comparison) is not None:
         knobs = ", ".join(f"{name} {value:g}" for name, value in report.command.items())
         does = "set" if report.mode in ("guarded", "free") else "would set"
+        unjudged = f"; {found.unjudged / found.ended:.0%} not judged" if found.unjudged else ""
         line += (
             f": good {found.seen.good:.0f}, expected {found.in_force.good:.1f} (policy "
-            f"{found.policy.good:.1f}, static {found.static.good:.1f})"
-            + (f"; {found.unjudged:.0%} not judged" if found.unjudged else "")
-            + f"; {does} {knobs}"
+            f"{found.policy.good:.1f}, static {found.static.good:.1f}){unjudged}; {does} {knobs}"
         )
     if report.changes:
         changes = ", ".join(f"{name} {number}" for name, number in report.changes.items())

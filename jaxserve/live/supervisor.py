@@ -26,6 +26,18 @@ class Mode(enum.StrEnum):
         return self in (Mode.GUARDED, Mode.FREE)
 
 
+class InControl(enum.StrEnum):
+    """Sources of the values in force."""
+
+    POLICY = "policy"
+    """the controlling policy."""
+    BEST_STATIC = "best_static"
+    """the best static setting, after a fault."""
+    ENGINES = "engines"
+    """the engines' own static values: the mode turns nothing, control is switched off, or the
+    lease has ended."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """Rules by which the policy loses control and regains it."""

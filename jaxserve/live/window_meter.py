@@ -52,8 +52,7 @@ class MeasuredWindow:
         ttft_met = float(np.sum(np.asarray(self.metrics.ttft_met)))
         seen = Expectation(self.good, ttft_met, float(self.metrics.itl_s), math.nan)
         in_force, policy, static = self.expected
-        unjudged = self.unjudged / max(self.ended, 1)
-        return WindowComparison(seen, in_force, policy, static, unjudged)
+        return WindowComparison(seen, in_force, policy, static, self.ended, self.unjudged)
 
 
 class WindowMeter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -65,14 +65,6 @@ class TokenTrace:
     def trainable(self) -> int:
         """Number of tokens with mask 1."""
         return int(np.count_nonzero(self.loss_mask))
-
-    def masked(self, reason: str) -> TokenTrace:
-        """The trace without trainable tokens, with the reason in its metadata."""
-        return replace(
-            self,
-            loss_mask=np.zeros_like(self.loss_mask),
-            metadata={**self.metadata, "masked": reason},
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,10 @@
 """uvicorn's HTTP protocol with further limits: size and time of heads, connections, dead clients.
 
-The protocol overrides callbacks of httptools and asyncio, and uses public names of uvicorn's class
-that are alike from uvicorn 0.30 to 0.54: ``timeout_keep_alive``, its task and its handler.
+A response to HTTP/1.0 has no chunks.
+
+The protocol overrides callbacks of httptools and asyncio, and uses public names of uvicorn's
+classes that are alike from uvicorn 0.30 to 0.54: ``timeout_keep_alive``, its task and its handler,
+and of a response ``send``, ``chunked_encoding`` and ``expected_content_length``.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 _REFUSAL = (
     b"HTTP/1.1 %b\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
@@ -100,6 +103,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0" and self.cycle and self.cycle.scope is self.scope:
+            _end_by_closing(self.cycle)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -152,3 +157,15 @@ class _LimitedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.write(_REFUSAL % (status, len(text), text))
             self.transport.close()
+
+
+def _end_by_closing(cycle: RequestResponseCycle) -> None:
+    """Sends the body of a response to HTTP/1.0 without chunks: it ends with the connection."""
+    send, cycle.chunked_encoding = cycle.send, False
+
+    async def send_plain(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]

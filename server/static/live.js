@@ -1,6 +1,7 @@
-// Live episodes: a log that was opened, or the session that plays on this server's engine.
+// Live episodes: a log that was opened or is followed, or the session that plays on this server's engine.
 
 import * as server from "./api.js";
+import { ControlView, moreLines } from "./controller.js";
 
 const find = (id) => document.getElementById(id);
 const BETWEEN_MS = 1000;
@@ -15,7 +16,7 @@ function readLog(text) {
     // Lines.
   }
   if (Array.isArray(data?.episode_log) && data.episode_log.length) {
-    return { task: data.task_id, windows: [...data.episode_log] };
+    return { task: data.task_id, windows: [...data.episode_log], lines: [] };
   }
   const lines = text.split("\n").filter(Boolean).flatMap((line, index, all) => {
     try {
@@ -25,11 +26,16 @@ function readLog(text) {
       return []; // torn
     }
   });
+  return ofLines(lines);
+}
+
+// The task and the windows of the lines of `jaxserve operate`.
+function ofLines(lines) {
   const windows = lines.filter((line) => line?.kind === "window" && line.observation);
   if (lines[0]?.kind !== "header" || !windows.length) throw new Error("the file is no log of an episode");
   // Its rewards are computed by `jaxserve live-log`.
   const shown = windows.map(({ observation, action }) => ({ observation, action, reward: null }));
-  return { task: lines[0].task, windows: [BEGINNING, ...shown] };
+  return { task: lines[0].task, windows: [BEGINNING, ...shown], lines };
 }
 
 export class Live {
@@ -37,35 +43,69 @@ export class Live {
   constructor(draw, say) {
     this.draw = draw;
     this.say = say;
-    this.following = false;
+    this.following = null; // what tells one run from another
+    this.control = new ControlView();
     find("log").addEventListener("change", () => this.#open());
     find("follow").addEventListener("click", () => this.follow());
+    find("follow_controller").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.followController(find("controller_address").value.trim());
+    });
   }
 
   // Shows the session on the engine again and again, until `stop`.
-  async follow() {
-    if (this.following) return;
-    this.following = true;
+  follow() {
     let last = "";
-    while (this.following) {
+    this.control.show([]);
+    return this.#again(async (goesOn) => {
+      const { live } = await server.runtime();
+      const id = live?.watch_id;
+      const log = id ? await server.log(id) : null;
+      if (!goesOn()) return;
+      const state = log ? `${id} ${log.episode_id} ${log.episode_log.length}` : "";
+      if (log && state !== last) this.draw(log.task_id, log.episode_log);
+      last = state;
+      this.say(spending(live));
+    });
+  }
+
+  // Shows the log of `jaxserve operate` at an address again and again, until `stop`.
+  followController(address) {
+    let [lines, known] = [[], 0];
+    return this.#again(async (goesOn) => {
+      const had = known;
+      for (let more = { size: 1 }; more?.size; ) {
+        more = await moreLines(address, known);
+        if (!goesOn()) return;
+        if (more === null) [lines, known] = [[], 0];
+        else if (more.size) [lines, known] = [[...lines, ...more.lines], known + more.size];
+      }
+      const last = lines.findLast((line) => line.kind === "window");
+      if (last && known !== had) this.#show(ofLines(lines));
+      this.say(last ? `${address}: window ${last.window}, ${age(last)}` : `${address}: no window yet`);
+    });
+  }
+
+  stop() {
+    this.following = null;
+  }
+
+  async #again(look) {
+    const run = (this.following = {});
+    const goesOn = () => this.following === run;
+    while (goesOn()) {
       try {
-        const { live } = await server.runtime();
-        const id = live?.watch_id;
-        const log = id ? await server.log(id) : null;
-        if (!this.following) return;
-        const state = log ? `${id} ${log.episode_id} ${log.episode_log.length}` : "";
-        if (log && state !== last) this.draw(log.task_id, log.episode_log);
-        last = state;
-        this.say(spending(live));
+        await look(goesOn);
       } catch (error) {
-        this.say(error.message, true);
+        if (goesOn()) this.say(error.message, true);
       }
       await new Promise((resume) => setTimeout(resume, BETWEEN_MS));
     }
   }
 
-  stop() {
-    this.following = false;
+  #show({ task, windows, lines }) {
+    this.draw(task, windows);
+    this.control.show(lines);
   }
 
   async #open() {
@@ -73,13 +113,17 @@ export class Live {
     const [file] = find("log").files;
     if (!file) return;
     try {
-      const { task, windows } = readLog(await file.text());
-      this.draw(task, windows);
-      this.say(`${file.name}: ${windows.length - 1} windows of ${task}`);
+      const episode = readLog(await file.text());
+      this.#show(episode);
+      this.say(`${file.name}: ${episode.windows.length - 1} windows of ${episode.task}`);
     } catch (error) {
       this.say(error.message, true);
     }
   }
+}
+
+function age({ unix_s: endedAt }) {
+  return `${Math.max(Math.round(Date.now() / 1000 - endedAt), 0)} s ago`;
 }
 
 function spending(live) {

@@ -279,7 +279,9 @@ class RawServer(socketserver.ThreadingTCPServer):
     def __init__(self, says: bytes = b"", *, stays: bool = False) -> None:
         """Args: what is said, and whether the connection then stays open."""
         super().__init__(("127.0.0.1", 0), _RawAnswer)
-        self.says, self.requests = says, 0
+        self.says = says
+        self.requests = 0
+        """for output: a gateway also asks for knobs when it starts."""
         self.ends = threading.Event()
         if not stays:
             self.ends.set()
@@ -301,13 +303,14 @@ class _RawAnswer(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         # The whole request: what is left unread when a connection is closed resets it, and the
         # client may lose what was said.
-        size = 0
+        size, asks = 0, False
         for line in iter(self.rfile.readline, b"\r\n"):
             if not line:
                 return
+            asks = asks or line.startswith(b"POST ")
             name, _, value = line.partition(b":")
             size = int(value) if name.lower() == b"content-length" else size
         self.rfile.read(size)
-        self.server.requests += 1
+        self.server.requests += asks
         self.wfile.write(self.server.says)
         self.server.ends.wait()

@@ -52,6 +52,15 @@ def test_steps_are_rounded_up_to_rollouts() -> None:
     assert check_run(16 * 25 + 1, 0, 1, 16, 1e-3, 0.97).updates == 2
 
 
+def test_rollouts_divide_the_horizon() -> None:
+    """By as many windows as fit; a horizon that has no such part is named."""
+    for horizon, windows in ((200, 25), (60, 20), (49, 7)):
+        config = check_run(800, 0, 1, 16, 1e-3, 0.97, horizon=horizon)
+        assert config.rollout_windows == windows
+    with pytest.raises(InputError, match="the task's horizon is 61; it must be a number with a"):
+        check_run(800, 0, 1, 16, 1e-3, 0.97, horizon=61)
+
+
 def test_packaged_weights_are_of_a_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,10 +88,15 @@ def test_operate_and_send(task: str, capsys: pytest.CaptureFixture[str]) -> None
     for option, value, sentence in (
         ("--agent", "planner", "--agent is planner, which is shown the simulator's state"),
         ("--windows", "0", "--windows is 0"),
+        ("--answer-s", "0", "--answer-s is 0"),
+        ("--answer-s", "0.6", "--answer-s is 0.6; it must be a number from 0.001 to 0.5"),
+        ("--metrics-port", "70000", "--metrics-port is 70000"),
         ("--most-changes", "cap=2", "a knob of --most-changes is 'cap'; it must be one of batch_c"),
         ("--most-changes", "batch_cap=few", "batch_cap of --most-changes is 'few'"),
     ):
         assert sentence in refused(capsys, *operate, option, value)
+    seen = ["--metrics-port", "0", "--metrics-host", "0.0.0.0"]
+    assert "--metrics-host is 0.0.0.0, which other" in refused(capsys, *operate, *seen)
     assert "cannot be reached" in refused(capsys, "send", "--task", task, "--url", nobody)
     assert "--seed is -1" in refused(capsys, "send", "--task", task, "--seed", "-1")
     assert "the gateway cannot be reached" in refused(capsys, "switch", "off", "--gateway", nobody)

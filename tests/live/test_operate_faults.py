@@ -23,6 +23,8 @@ def test_a_fault(what: str, play: Play) -> None:
     told = [str(why) for why in played.reasons[4:6]]
     assert any(reason in why for why in told), told
     assert played.in_force[5] == (64.0 if what in UNTOLD else 48.0)
+    assert played.reports[5].in_control == ("engines" if what in UNTOLD else "best_static")
+    assert played.reports[-1].in_control == played.reports[0].in_control == "policy"
     assert played.reasons[-1] is None and played.in_force[-1] == 40.0
     fallen = [place for place, why in enumerate(played.reasons) if why is not None]
     assert len(fallen) >= 3 and fallen == list(range(4, 4 + len(fallen)))

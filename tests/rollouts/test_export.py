@@ -35,17 +35,18 @@ def trace_of(mask: list[int], logprobs: list[float]) -> TokenTrace:
         (-80.0, None),
     ],
 )
-def test_a_trace_that_fails_is_masked_whole(value: float, fault: str | None) -> None:
-    """Fault 3: a missing one passed as 0.0. It is counted, and only the place's mask matters."""
-    good, other = trace_of([1, 0, 1], [-1, np.nan, value]), trace_of([1], [-1])
+def test_a_turn_that_fails_is_masked(value: float, fault: str | None) -> None:
+    """With its other tokens, which are counted; other turns and masked tokens are as they were."""
+    good, other = trace_of([1, 0, 1, 1], [-1, np.nan, value, -2]), trace_of([1], [-1])
     assert logprob_fault(good) == fault and logprob_fault(trace_of([1, 0], [-1, value])) is None
     before = Trajectory("COMPLETED", (good, other), {"client_left": 3})
     after = exported(before)
     lost = {} if fault is None else {fault: 2}
     assert after.dropped == {"client_left": 3, **lost}
-    assert after.trainable == (1 if fault else 3)
-    assert after.traces[0].metadata == ({} if fault is None else {"masked": fault})
-    assert good.trainable == 2 and before.dropped == {"client_left": 3}
+    assert after.trainable == (2 if fault else 4)
+    assert after.traces[0].loss_mask.tolist() == ([1, 0, 0, 0] if fault else [1, 0, 1, 1])
+    assert after.traces[0].metadata == ({"masked": lost} if fault else {})
+    assert good.trainable == 3 and before.dropped == {"client_left": 3}
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.floats(width=32)), max_size=8))

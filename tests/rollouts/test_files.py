@@ -90,12 +90,12 @@ def test_files_of_before_are_read(ending: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_filler_does_not_leave(ending: str, tmp_path: Path) -> None:
-    """Writing is export: the trace is masked and its tokens are counted."""
+    """Writing is export: the turn is masked and its tokens are counted."""
     path = tmp_path / f"all{ending}"
     write_trajectories(path, [Trajectory("COMPLETED", (trace_of([1, 0, 1], [-1, -1, -9999]),))])
     (found,) = read_trajectories(path)
-    assert found.trainable == 0 and found.dropped == {"logprob_filler": 2}
-    assert found.traces[0].response_logprobs.tolist() == [0, 0, 0]
+    assert found.trainable == 1 and found.dropped == {"logprob_filler": 1}
+    assert found.traces[0].response_logprobs.tolist() == [-1, 0, 0]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

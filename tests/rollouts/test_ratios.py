@@ -87,7 +87,7 @@ def test_what_is_refused() -> None:
     """Nothing to train on, another shape, NaN, logits that do not fit."""
     model = Model(0)
     trace = played(model, 1)
-    for traces in ([], [trace.masked("x")]):
+    for traces in ([], [replace(trace, loss_mask=np.zeros_like(trace.loss_mask))]):
         with pytest.raises(InputError, match="0 trainable tokens"):
             importance_ratios(traces, model)
     with pytest.raises(InputError, match=r"shape \(17,\); it must be \(18,\)"):

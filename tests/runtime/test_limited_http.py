@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 import uvicorn
 
 from jaxserve.runtime.limited_http import HttpLimits, limited_protocol
@@ -41,6 +42,40 @@ def test_one_address_leaves_places_to_others() -> None:
             async with asyncio.timeout(20):
                 while (await ask("127.0.0.1"))[0] != b"204":
                     await asyncio.sleep(0.05)
+            server.should_exit = True
+            await serving
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("version", "body"), [("1.0", b"onetwo"), ("1.1", b"3\r\none\r\n3\r\ntwo")]
+)
+def test_old_clients_get_no_chunks(version: str, body: bytes) -> None:
+    """A stream to HTTP/1.0 is plain, part by part, and ends with the connection."""
+    goes_on = asyncio.Event()
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await goes_on.wait()
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async def play() -> None:
+        protocol = limited_protocol(HttpLimits(4, 4096, 5.0))
+        server = uvicorn.Server(uvicorn.Config(stream, http=protocol, lifespan="off"))
+        with listen("127.0.0.1", 0, "port") as socket:
+            serving = asyncio.create_task(server.serve([socket]))
+            reader, writer = await asyncio.open_connection(*socket.getsockname())
+            close = b"connection: close\r\n\r\n"
+            writer.write(b"GET / HTTP/%b\r\nhost: localhost\r\n" % version.encode() + close)
+            head = await reader.readuntil(b"\r\n\r\n")
+            begun = await reader.readuntil(b"one")
+            goes_on.set()
+            rest = await reader.read()
+            assert (b"chunked" in head) is (version == "1.1")
+            assert (begun + rest).removesuffix(b"\r\n0\r\n\r\n") == body
+            writer.close()
             server.should_exit = True
             await serving
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 
 import jaxserve
 from jaxserve.live.episode_file import EpisodeWriter
+from jaxserve.live.exporter import ControllerMetrics, exported
 from jaxserve.seeds import episode_key
-from server.local import LocalServer
+from server.local import LocalServer, free_port
 from tests.live.deployment import TASK, setup_of
-from tests.server.browser import all_drawn, opened, window
+from tests.server.browser import all_drawn, opened, wait_until_idle, window
 
 pytestmark = pytest.mark.slow
 
@@ -34,11 +36,19 @@ def log(tmp_path: Path) -> Path:
     with EpisodeWriter(path, {"task": "mine", "agent": "ppo"}) as writer:
         for number in range(1, WINDOWS + 1):
             state, timestep = step(state, action)
-            notes = {"window": number, "seconds": 1.0, "reason": None}
+            notes = notes_of(number)
             writer.window(timestep.observation, timestep.metrics, action, notes)
-        writer.event(WINDOWS, "blind", "the gateway cannot be reached")
+        writer.event(WINDOWS + 1, "blind", "the gateway cannot be reached")
     path.write_text(path.read_text() + '{"kind": "win')
     return path
+
+
+def notes_of(number: int, **fields: Any) -> dict[str, Any]:
+    """What ``jaxserve operate`` says of a window: a fifth of its requests cannot be judged."""
+    expected = {name: {"good": 10.0} for name in ("in_force", "policy", "static")}
+    notes = {"window": number, "seconds": 1.0, "unix_s": time.time(), "mode": "guarded"}
+    notes |= {"reason": None, "in_control": "policy", "expected": expected}
+    return notes | {"ended": 10, "unjudged": 2} | fields
 
 
 def last_drawn(page: Any, chart: int) -> list[str]:
@@ -109,7 +119,7 @@ def test_a_log_of_a_controller_is_opened(browser: Any, server: LocalServer, log:
         assert page.inner_text("#live_status") == f"operated.jsonl: {WINDOWS} windows of mine"
         assert window(page) == WINDOWS and page.inner_text("#mean") == NOTHING
         assert page.locator("#charts .chart", has_text="Reward").count() == 0
-        assert page.is_hidden("#nothing")
+        assert page.is_hidden("#nothing") and page.is_visible("#controller")
         assert all_drawn(page)
         (log.parent / "notes.json").write_text("no log")
         page.set_input_files("#log", log.parent / "notes.json")
@@ -123,6 +133,7 @@ def test_a_log_of_a_controller_is_opened(browser: Any, server: LocalServer, log:
         page.click("#tab_play")
         assert window(page) == 1 and page.inner_text("#mean") != NOTHING
         assert page.inner_text("#about") == played and page.is_visible("#score")
+        assert page.is_hidden("#controller")
         page.click("#tab_live")
         assert window(page) == WINDOWS
 
@@ -143,3 +154,60 @@ def test_a_downloaded_log_is_opened(browser: Any, server: LocalServer, tmp_path:
         page.wait_for_function("document.getElementById('window').textContent == 3")
         assert float(page.inner_text("#mean")) == pytest.approx(sum(rewards) / 3, abs=0.001)
         assert all_drawn(page)
+
+
+def test_a_controller_is_followed(browser: Any, server: LocalServer, log: Path) -> None:
+    """By its address: who is in control and why, what was measured and expected, and no score."""
+    text = log.read_text().removesuffix('{"kind": "win')
+    lines = text.splitlines(keepends=True)
+    log.write_text(lines[0])
+    metrics = ControllerMetrics("mine", "ppo", "guarded")
+    with (
+        exported("127.0.0.1", 0, metrics, log, None) as url,
+        opened(browser, server.url, log.with_suffix(".png")) as page,
+    ):
+        follow(page, f"{url}/metrics")
+        wait_for(page, "#live_status", "no window yet")
+        log.write_text(text)
+        gone = f"Window {WINDOWS + 1} was not measured, and static values are in force"
+        wait_for(page, "#in_control", gone)
+        wait_for(page, "#sums", f"Last {WINDOWS} windows: ")
+        assert f"{8.0 * WINDOWS:.1f} under the knobs in force" in page.inner_text("#sums")
+        assert "20 % of the requests cannot be judged" in page.inner_text("#sums")
+        assert window(page) == WINDOWS and all_drawn(page)
+        assert page.is_visible("#expected canvas") and page.is_hidden("#so_far")
+        fallen = notes_of(WINDOWS + 2, reason="an engine restarted", in_control="best_static")
+        last = json.loads(lines[WINDOWS])
+        with log.open("a") as file:
+            file.write(json.dumps(last | fallen) + "\n")
+        said = "best static setting is in force. Mode guarded: an engine restarted"
+        wait_for(page, "#in_control", said)
+        wait_for(page, "#window", str(WINDOWS + 1))
+        page.screenshot(path=log.with_name("followed.png"))
+        page.click("#tab_play")
+        assert page.is_hidden("#controller")
+
+
+def test_a_controller_that_is_gone(browser: Any, server: LocalServer) -> None:
+    """Is said to be."""
+    page = browser.new_page()
+    page.goto(server.url)
+    wait_until_idle(page)
+    follow(page, f"http://127.0.0.1:{free_port()}")
+    wait_for(page, "#live_status", "answers this page; jaxserve operate needs --metrics-port")
+    page.close()
+
+
+def follow(page: Any, address: str) -> None:
+    """Asks the page to follow a controller."""
+    page.click("#tab_live")
+    page.fill("#controller_address", address)
+    page.click("#follow_controller button")
+
+
+def wait_for(page: Any, place: str, said: str) -> None:
+    """Returns when a place of the page says something."""
+    page.wait_for_function(
+        "([place, said]) => document.querySelector(place).textContent.includes(said)",
+        arg=[place, said],
+    )

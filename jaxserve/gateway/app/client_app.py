@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from jaxserve.gateway.app.proxy import Proxy
-from jaxserve.gateway.app.queries import EngineQueries
+from jaxserve.gateway.app.queries import TOKENIZE, EngineQueries
 from jaxserve.gateway.dialects.dialect import model_cards
 from jaxserve.gateway.dialects.engine_reader import engine_error
 from jaxserve.gateway.dialects.routes import (
@@ -51,8 +51,10 @@ class Operation(Enum):
     """health of an engine."""
     MODELS = auto()
     """list of models."""
+    TOKENS = auto()
+    """tokens of a prompt, counted by the engine: the request passes as it is."""
     COUNT = auto()
-    """tokens of a prompt."""
+    """tokens of a prompt; in a session the request is translated, otherwise it passes as it is."""
     OUTPUT = auto()
     """output of a model."""
 
@@ -73,11 +75,15 @@ class ClientRoute:
 
 _READ, _WRITE = ("GET", "HEAD"), ("POST",)
 _HEALTH, _MODELS = "/health", "/v1/models"
+_COUNT = "/v1/messages/count_tokens"
+"""Route of Anthropic's dialect that engines have as well."""
 
 ROUTES = (
     ClientRoute(lambda path: path == _HEALTH, _READ, Access.ANYONE, Operation.HEALTH),
     ClientRoute(lambda path: path == _MODELS, _READ, Access.CLIENT, Operation.MODELS),
     ClientRoute(lambda path: path in INFERENCE, _WRITE, Access.CLIENT, Operation.OUTPUT),
+    ClientRoute(lambda path: path == TOKENIZE, _WRITE, Access.CLIENT, Operation.TOKENS),
+    ClientRoute(lambda path: path == _COUNT, _WRITE, Access.CLIENT, Operation.COUNT),
     ClientRoute(lists_models, _READ, Access.SESSION, Operation.MODELS),
     ClientRoute(
         lambda path: translates(path) and counts_tokens(path),
@@ -216,8 +222,10 @@ class ClientApp:
         match route.operation:
             case Operation.OUTPUT:
                 await self._output(context, scope, receive, send)
-            case Operation.COUNT:
+            case Operation.COUNT if context is not None:
                 await _send_json(send, await self._queries.count_tokens(scope, receive))
+            case Operation.COUNT | Operation.TOKENS:
+                await _send_whole(send, *await self._queries.pass_on(scope, receive))
             case Operation.MODELS if context is not None:
                 status, _, answer = await self._queries.get(_MODELS, query)
                 if status != 200:

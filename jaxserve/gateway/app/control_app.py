@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -26,7 +27,7 @@ from jaxserve.gateway.http.json_http import command_of, number_in, plain_json
 from jaxserve.gateway.knobs.hold import HoldNotSaved
 from jaxserve.gateway.knobs.steering import Steering
 from jaxserve.gateway.measure.ledger import Ledger
-from jaxserve.gateway.measure.records import Records
+from jaxserve.gateway.measure.metrics import Gauges
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -193,8 +194,12 @@ def pause_routes(inference: InferencePause) -> list[Route]:
 
 
 def gauges(
-    gateway_id: str, pools: Mapping[str, Pool], in_flight: InFlight, records: Records
-) -> Iterable[tuple[str, str, str, Mapping[str, float]]]:
+    ledger: Ledger,
+    pools: Mapping[str, Pool],
+    in_flight: InFlight,
+    steering: Steering,
+    inference: InferencePause,
+) -> Gauges:
     """Gauges of the metrics at this moment."""
     replicas = [replica for pool in pools.values() for replica in pool.replicas]
     yield (
@@ -215,18 +220,23 @@ def gauges(
         "pool",
         {name: pool.waiting for name, pool in pools.items()},
     )
-    yield (
-        "in_gateway",
-        "Requests in the gateway, those being read included.",
-        "gateway",
-        {gateway_id: len(in_flight)},
-    )
-    yield (
-        "records_lost",
-        "Records that the file did not take.",
-        "gateway",
-        {gateway_id: records.lost},
-    )
+    slos = ledger.classes.slos
+    for field in ("ttft_s", "tpot_s"):
+        limits = {name: getattr(slo, field) for name, slo in slos.items()}
+        yield (
+            f"{field.removesuffix('_s')}_objective_seconds",
+            "Limit of good requests, where a class has one.",
+            "class",
+            {name: limit_s for name, limit_s in limits.items() if math.isfinite(limit_s)},
+        )
+    for name, text, value in (
+        ("in_gateway", "Requests in the gateway, those being read included.", len(in_flight)),
+        ("records_lost", "Records that the file did not take.", ledger.records.lost),
+        ("control_held", "1 while control is switched off.", float(steering.held)),
+        ("lease_seconds", "Time left of the lease of the knobs; 0: none.", steering.lease_left_s),
+        ("paused", "1 while inference is paused.", float(not inference.is_open)),
+    ):
+        yield name, text, "gateway", {ledger.id: value}
 
 
 def _pool_state(pool: Pool) -> dict[str, Any]:

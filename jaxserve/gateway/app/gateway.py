@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +22,7 @@ from jaxserve.gateway.knobs.engine import engine_knobs
 from jaxserve.gateway.knobs.hold import ControlHold
 from jaxserve.gateway.knobs.steering import Steering
 from jaxserve.gateway.measure.ledger import Ledger
-from jaxserve.gateway.measure.metrics import GatewayMetrics
+from jaxserve.gateway.measure.metrics import GatewayMetrics, Gauges
 from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.measure.records import Records
 from jaxserve.gateway.measure.windows import WindowSeries
@@ -59,7 +58,7 @@ class Gateway:
         records = Records(settings.records_kept, settings.records)
         self.in_flight = InFlight()
         self.pools = build_pools(specs, settings.queue, settings.look_ahead)
-        metrics = GatewayMetrics(partial(gauges, gateway_id, self.pools, self.in_flight, records))
+        metrics = GatewayMetrics(self._gauges)
         windows = WindowSeries(classes, settings.window_kept_s)
         self.ledger = Ledger(gateway_id, classes, metrics, windows, records)
         self.pause = InferencePause()
@@ -105,6 +104,9 @@ class Gateway:
             await self._control(scope, receive, send)
         else:
             await self._clients(scope, receive, send)
+
+    def _gauges(self) -> Gauges:
+        return gauges(self.ledger, self.pools, self.in_flight, self._steering, self.pause)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -17,6 +17,7 @@ from jaxserve.gateway.dialects.routes import translate
 from jaxserve.gateway.engines.admission import Pool, Replica
 from jaxserve.gateway.engines.specs import EngineSpec
 from jaxserve.gateway.engines.upstream import NotConnected, Upstream, chunks, join
+from jaxserve.gateway.exchange.exchange import refuse_odd_status
 from jaxserve.gateway.exchange.in_flight import body_timeout, first_byte_timeout
 from jaxserve.gateway.exchange.request import read_body, requested_pool
 from jaxserve.gateway.http.errors import RequestError
@@ -26,7 +27,7 @@ from jaxserve.gateway.settings import GatewaySettings
 
 _ANSWER_WITHIN_S = 10.0
 """Time for an engine's answer to a query, s."""
-_TOKENIZE = "/tokenize"
+TOKENIZE = "/tokenize"
 _RENDERED = (
     "messages",
     "tools",
@@ -60,8 +61,22 @@ class EngineQueries:
         _, status, headers, body = await self._ask(replicas, "GET", path, query, lambda spec: None)
         return status, headers, body
 
+    async def pass_on(self, scope: Scope, receive: Receive) -> tuple[int, RawHeaders, bytes]:
+        """Answer of an engine to a ``POST`` whose body passes byte for byte: status, headers, body.
+
+        Raises:
+          RequestError: the body is late or too large, no engine can be reached, or the answer is
+            late.
+        """
+        body = await self._body(scope, receive)
+        replicas = requested_pool(scope["headers"], self._pools).in_order()
+        _, status, headers, answer = await self._ask(
+            replicas, "POST", scope["path"], b"", lambda spec: body
+        )
+        return status, headers, answer
+
     async def count_tokens(self, scope: Scope, receive: Receive) -> bytes:
-        """Serves a request that counts the tokens of its prompt.
+        """Serves a request of a session that counts the tokens of its prompt.
 
         Returns:
           the body of the response.
@@ -70,13 +85,8 @@ class EngineQueries:
           RequestError: the request is malformed, no engine can be reached or counts tokens, or the
             engine refused.
         """
-        settings, headers = self._settings, scope["headers"]
-        try:
-            async with asyncio.timeout(settings.body_s):
-                body = await read_body(receive, headers, settings.max_body_bytes)
-        except TimeoutError:
-            raise body_timeout(settings.body_s) from None
-        pool = requested_pool(headers, self._pools)
+        body = await self._body(scope, receive)
+        pool = requested_pool(scope["headers"], self._pools)
         chat, translator = translate(
             scope["path"],
             scope["query_string"],
@@ -86,9 +96,17 @@ class EngineQueries:
             policy=pool.replicas[0].spec.policy,
         )
         spec, status, _, answer = await self._ask(
-            pool.in_order(), "POST", _TOKENIZE, b"", lambda spec: _question(chat, spec)
+            pool.in_order(), "POST", TOKENIZE, b"", lambda spec: _question(chat, spec)
         )
         return translator.counted(_count(spec, status, answer))
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        settings = self._settings
+        try:
+            async with asyncio.timeout(settings.body_s):
+                return await read_body(receive, scope["headers"], settings.max_body_bytes)
+        except TimeoutError:
+            raise body_timeout(settings.body_s) from None
 
     async def _ask(
         self,
@@ -114,6 +132,7 @@ class EngineQueries:
                         continue
                     replica.reached()
                     try:
+                        refuse_odd_status(response, spec.name)
                         arriving = chunks(response, spec.name)
                         body = await join(arriving, spec.name, self._settings.max_answer_bytes)
                     finally:

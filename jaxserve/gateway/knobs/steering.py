@@ -9,6 +9,7 @@ engine.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from jaxserve.gateway.knobs.gateway import gateway_knobs
 from jaxserve.gateway.knobs.hold import ControlHold
 from jaxserve.gateway.knobs.values import check_values
 
+_LOG = logging.getLogger("jaxserve.gateway")
 _RETRY_S = 5.0
 """Time until an engine that could not be reset is asked again, s."""
 _RECENT_S = 1.0
@@ -60,13 +62,27 @@ class Steering:
         self._version = 0
         self._expiry: asyncio.Task[None] | None = None
         self._pending_resets: asyncio.Task[None] | None = None
+        self._first_look: asyncio.Task[None] | None = None
         self._hold = hold
         self._seen: tuple[float, Mapping[str, EngineOffer]] = (-math.inf, {})
         """time of the last offers, monotonic clock, s; and the offers by engine."""
 
     def begin(self) -> None:
-        """Resets engines without leases, in case an earlier gateway was killed before it did."""
+        """Logs which engines offer no knobs, and resets engines without leases, in case an earlier
+        gateway was killed before it did."""
+        self._first_look = asyncio.create_task(self._log_reasons())
         self._reset_later([engine for engine in self._engines if not engine.leases])
+
+    @property
+    def held(self) -> bool:
+        """Whether control is switched off."""
+        return self._hold.held
+
+    @property
+    def lease_left_s(self) -> float:
+        """Time until the lease ends, s; 0 without a lease."""
+        end_s = self._lease_end
+        return 0.0 if end_s is None else max(0.0, end_s - time.monotonic())
 
     async def state(self) -> dict[str, Any]:
         """Values, ranges and places of all knobs; JSON-able."""
@@ -132,8 +148,16 @@ class Steering:
         async with self._lock:
             if self._lease_end is not None:
                 await self._release()
-            if self._pending_resets is not None:
-                self._pending_resets.cancel()
+            for task in (self._pending_resets, self._first_look):
+                if task is not None:
+                    task.cancel()
+
+    async def _log_reasons(self) -> None:
+        """Logs why an engine offers no knobs: the gateway approximates what it can, and a token
+        that the engine refused would otherwise pass unnoticed."""
+        for name, offer in (await self._offers()).items():
+            if offer.reason is not None and not offer.knobs:
+                _LOG.warning("engine %s offers no knobs: %s", name, offer.reason)
 
     async def _offers(self) -> Mapping[str, EngineOffer]:
         engines, asked_s = self._engines, time.monotonic()
@@ -226,12 +250,11 @@ class Steering:
             await self._release()
 
     def _state(self, offers: Mapping[str, EngineOffer]) -> dict[str, Any]:
-        end = self._lease_end
         return {
-            "mode": "static" if end is None else "leased",
-            "lease_left_s": 0.0 if end is None else max(0.0, end - time.monotonic()),
+            "mode": "static" if self._lease_end is None else "leased",
+            "lease_left_s": self.lease_left_s,
             "version": self._version,
-            "held": self._hold.held,
+            "held": self.held,
             "engines": {
                 name: {"engine_id": offer.engine_id, "reason": offer.reason}
                 for name, offer in offers.items()

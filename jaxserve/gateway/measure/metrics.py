@@ -22,14 +22,14 @@ def _edges(mantissas: tuple[float, ...], powers: range, *last: float) -> tuple[f
 _TOKEN_EDGES_S = _edges((1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8), range(-3, 0), 1.0, 2.0, 5.0)
 _REQUEST_EDGES_S = _edges((1, 1.6, 2.5, 4, 6.3), range(-3, 2), 100.0, 250.0, 600.0)
 
-Gauges = Callable[[], Iterable[tuple[str, str, str, Mapping[str, float]]]]
+Gauges = Iterable[tuple[str, str, str, Mapping[str, float]]]
 """Name, description, label, and values by label of the gauges at this moment."""
 
 
 class GatewayMetrics:
     """Counters and histograms of requests, and gauges."""
 
-    def __init__(self, gauges: Gauges) -> None:
+    def __init__(self, gauges: Callable[[], Gauges]) -> None:
         """Args: function that computes the gauges on each read."""
         registry = self._registry = CollectorRegistry()
 
@@ -49,6 +49,11 @@ class GatewayMetrics:
             "failed": counter("failed", "Requests that failed.", "class", "reason"),
         }
         self._good = counter("good", "Requests completed inside their objectives.", "class")
+        self._judged = counter(
+            "judged",
+            "Requests that met or missed their objectives, refused ones included.",
+            "class",
+        )
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens, by the engines' count.")
         self._output_tokens = counter("output_tokens", "Output tokens, by the engines' count.")
         self._bytes_in = counter("received_bytes", "Bytes of requests' bodies.")
@@ -88,6 +93,8 @@ class GatewayMetrics:
         elif record.ended_s is not None:
             self._e2e.labels(record.class_name).observe(record.ended_s - record.arrival_s)
         self._ended[record.outcome].labels(*labels).inc()
+        if record.good is not None or record.outcome in ("rejected", "failed"):
+            self._judged.labels(record.class_name).inc()
         if record.good:
             self._good.labels(record.class_name).inc()
         if record.tpot_s is not None and record.outcome == "completed":
@@ -106,7 +113,7 @@ class GatewayMetrics:
 class _GaugeCollector(Collector):
     """Gauges, computed on each read."""
 
-    def __init__(self, gauges: Gauges) -> None:
+    def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
 
     def collect(self) -> Iterable[Metric]:

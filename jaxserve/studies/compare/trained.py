@@ -104,6 +104,7 @@ def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -
         environments=ENVIRONMENTS,
         learning_rate=LEARNING_RATE,
         discount=task_discount(setup.env),
+        horizon=int(setup.env.horizon),
     )
     planned = TrainingRun(directory, config, tuple(range(seeds)))
     if not planned.exists:

@@ -138,7 +138,13 @@ def prepare(
     weights = folder / "ppo"
     if not (weights / "weights.json").is_file():
         config = check_run(
-            study.train_windows, 0, 1, _ENVIRONMENTS, _LEARNING_RATE, task_discount(env)
+            study.train_windows,
+            0,
+            1,
+            _ENVIRONMENTS,
+            _LEARNING_RATE,
+            task_discount(env),
+            horizon=int(env.horizon),
         )
         total = config.updates * config.windows
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
@@ -32,6 +35,30 @@ def test_any_engine_can_say_it(engine: StubEngine, start: Start) -> None:
         assert gateway.http.get("/health").status_code == 200
 
 
+COUNTS = ("/v1/messages/count_tokens", "/tokenize")
+
+
+def test_an_engine_counts_tokens(start: Start) -> None:
+    """Bodies pass byte for byte, and so do answers and refusals, but for that of the own key."""
+
+    async def echo(request: Request) -> JSONResponse:
+        said = (await request.body()).decode()
+        return JSONResponse({"path": request.url.path, "said": said}, 400 if said == "bad" else 200)
+
+    with StubEngine(more=[Route(path, echo, methods=["POST"]) for path in COUNTS]) as counting:
+        gateway = start([counting])
+        for path in COUNTS:
+            for said, status in (('{"a":  1}', 200), ("bad", 400)):
+                answer = gateway.http.post(path, content=said.encode())
+                assert (answer.status_code, answer.json()) == (status, {"path": path, "said": said})
+    assert gateway.http.post(COUNTS[0]).json()["type"] == "error"
+    with RawServer(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n") as refusing:
+        gateway = start([f"vllm={refusing.url}"])
+        for answer in (gateway.http.post(COUNTS[1]), gateway.http.get("/v1/models")):
+            assert answer.status_code == 502
+            assert answer.json()["error"]["code"] == "engine_refused_key"
+
+
 def test_there_are_no_other_routes(engine: StubEngine, gateway: RunningGateway) -> None:
     """Nothing else of an engine can be reached, by whatever spelling; errors are in form."""
     for path in (
@@ -41,7 +68,6 @@ def test_there_are_no_other_routes(engine: StubEngine, gateway: RunningGateway) 
         "/update_weights",
         "/v1/chat/completions/",
         "/v1/../update_weights",
-        "/v1/messages/count_tokens",
         "//v1/completions",
         "/v1/completions%2f..%2f..%2fpause",
     ):

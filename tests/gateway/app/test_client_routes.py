@@ -13,13 +13,15 @@ from jaxserve.gateway.http.errors import RequestError
 from jaxserve.gateway.settings import GatewaySettings
 
 PASSED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-COUNTED = ("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/models/m:countTokens")
+COUNTED = ("/v1/responses/input_tokens", "/v1/models/m:countTokens")
 GENERATED = ("/v1beta/models/m:generateContent", "/v1/models/m:streamGenerateContent")
 LISTED = ("/v1/models/m", "/v1beta/models", "/v1beta/models/m")
 TABLE: dict[str, tuple[Access, Operation, str]] = {
     "/health": (Access.ANYONE, Operation.HEALTH, "GET"),
     "/v1/models": (Access.CLIENT, Operation.MODELS, "GET"),
     **{path: (Access.CLIENT, Operation.OUTPUT, "POST") for path in PASSED},
+    "/tokenize": (Access.CLIENT, Operation.TOKENS, "POST"),
+    "/v1/messages/count_tokens": (Access.CLIENT, Operation.COUNT, "POST"),
     **{path: (Access.SESSION, Operation.MODELS, "GET") for path in LISTED},
     **{path: (Access.SESSION, Operation.COUNT, "POST") for path in COUNTED},
     **{path: (Access.SESSION, Operation.OUTPUT, "POST") for path in GENERATED},

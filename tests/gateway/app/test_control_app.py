@@ -164,7 +164,7 @@ def test_engines_without_metrics(gateway: RunningGateway) -> None:
 
 def test_metrics_add_up(engine: StubEngine, start: Start) -> None:
     """Arrivals are those that completed, failed, left or were rejected, and those inside."""
-    gateway = start([engine], ",cap=2", look_ahead=0, queue=1)
+    gateway = start([engine], ",cap=2", look_ahead=0, queue=1, slo=("chat:ttft=2",))
     for tokens in (1, 5):
         gateway.post({"stream": True, "stub": {"tokens": tokens}})
     gateway.post({"stub": {"status": 500}})
@@ -176,12 +176,17 @@ def test_metrics_add_up(engine: StubEngine, start: Start) -> None:
     found = samples(gateway)
     assert found[("arrivals_total", "default", "chat")] == 7
     assert found[("completed_total", "default")] == 2
+    assert found[("judged_total", "default")] == 4 and found[("good_total", "default")] == 2
     assert found[("failed_total", "default", "engine_5xx")] == 1
     assert found[("rejected_total", "default", "queue_full")] == 1
     assert found[("running", "vllm-0")] == 2
     assert found[("waiting", "default")] == 1
     assert found[("in_gateway", gateway.app.ledger.id)] == 3
     assert found[("engine_up", "vllm-0")] == 1
+    assert found[("ttft_objective_seconds", "chat")] == 2
+    assert ("tpot_objective_seconds", "chat") not in found
+    for name in ("control_held", "lease_seconds", "paused"):
+        assert found[(name, gateway.app.ledger.id)] == 0
     assert found[("ttft_seconds_count", "default")] == 2
     assert found[("itl_seconds_count", "default")] == 4
     assert found[("tpot_seconds_count", "default")] == 1

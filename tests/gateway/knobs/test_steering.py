@@ -327,3 +327,11 @@ def test_the_gateways_knobs_are_those_of_the_simulator() -> None:
     """It loads nothing of it, so that its own lists are held against it here."""
     assert set(ENGINE_KNOBS) == {*spaces.KNOBS, "token_budget"}
     assert set(module._RESTART) == {*spaces.RESTART_KNOBS, "speculation_depth"}
+
+
+def test_a_refused_token_is_in_the_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """When the gateway starts: it would approximate the knobs, and nobody would see why."""
+    with PluginEngine() as engine:
+        engine.says = (401, b'{"error": "the token is wrong"}')
+        start([engine])
+        wait_until(lambda: "offers no knobs: engine vllm-0 refused: the token is" in caplog.text)

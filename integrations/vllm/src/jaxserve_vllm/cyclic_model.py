@@ -1,5 +1,6 @@
 # pyright: reportMissingImports=false
-"""Writes a tiny random Llama whose greedy output runs in cycles of 8: n-gram drafts are right.
+"""Writes a tiny random Llama whose greedy output runs in cycles of 8: n-gram drafts are right. The
+model has a chat template, so that clients can chat with it.
 
 usage, in vLLM's environment: python -m jaxserve_vllm.cyclic_model FOLDER [--config FILE]
 
@@ -44,8 +45,12 @@ trainer = trainers.BpeTrainer(
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
 )
 tokenizer.train_from_iterator(["queue latency token batch cache"] * 50, trainer)
+CHAT = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|eos|>"
+    tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|eos|>", chat_template=CHAT
 ).save_pretrained(folder)
 
 torch.manual_seed(0)

@@ -31,6 +31,7 @@ from jaxserve.gateway.dialects.request_fields import (
 )
 from jaxserve.gateway.dialects.sealed_reasoning import unsealed
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
+from jaxserve.gateway.http.json_http import object_items
 
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """Line that Claude Code puts before its system prompt. The line changes with every request, so that
@@ -70,8 +71,12 @@ def to_chat(asked: DialectRequest, policy: TemplatePolicy) -> Chat:
         messages += _messages(message)
     request = renamed(fields, _NAMES)
     request |= _output(fields, policy)
+    named = _named_tools(fields)
     tools = [
-        tool for each in optional_objects(fields, "tools") if (tool := _tool(each)) is not None
+        tool
+        for each in optional_objects(fields, "tools")
+        if each.get("defer_loading") is not True or each.get("name") in named
+        if (tool := _tool(each)) is not None
     ]
     if tools:
         request["tools"] = tools
@@ -221,6 +226,15 @@ def _document(block: JsonObject) -> Iterator[dict[str, Any]]:
             yield from _parts(each)
     else:
         refuse_unsupported(f"documents of type {kind} are not supported: send their text")
+
+
+def _named_tools(fields: JsonObject) -> list[Any]:
+    """Names in the references of tool searches; the model is offered no other deferred tool."""
+    messages = object_items(fields.get("messages"))
+    blocks = [block for message in messages for block in object_items(message.get("content"))]
+    inside = [each for block in blocks for each in object_items(block.get("content"))]
+    references = (one for one in (*blocks, *inside) if one.get("type") == "tool_reference")
+    return [reference.get("tool_name") for reference in references]
 
 
 def _tool(tool: JsonObject) -> dict[str, Any] | None:

@@ -167,6 +167,19 @@ def test_tools(choice: dict[str, Any], fields: dict[str, Any]) -> None:
     assert sent(tools=[server], tool_choice={"type": "auto"}).keys() == sent().keys()
 
 
+def test_deferred_tools_come_when_a_search_has_found_them() -> None:
+    """Claude Code keeps its deferred tools from the model until a result refers to them."""
+    later = [{**TOOL, "name": name, "defer_loading": True} for name in ("found", "other")]
+    reference = {"type": "tool_reference", "tool_name": "found"}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [reference]}
+    tools = [later[0], TOOL, later[1]]
+    assert [one["function"]["name"] for one in sent(tools=tools)["tools"]] == ["f"]
+    assert "tools" not in sent(tools=later)
+    searched = sent(tools=tools, messages=[*ASK, {"role": "user", "content": [result]}])
+    assert [one["function"]["name"] for one in searched["tools"]] == ["found", "f"]
+    assert searched["messages"][1]["content"] == "found"
+
+
 def test_output_and_thinking() -> None:
     """A schema, how much to think, and a budget where the model's engine takes one."""
     wanted = {"type": "json_schema", "schema": {"type": "object"}}
