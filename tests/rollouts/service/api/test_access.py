@@ -23,7 +23,7 @@ from tests.patience import PATIENCE_S
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.commands import begun, client, submitted
 from tests.rollouts.service.service_thread import ended
-from tests.rollouts.test_runtimes import STAND_IN
+from tests.rollouts.sandboxes.test_containers import STAND_IN
 
 INTRUDER = (
     SPEAK
