@@ -86,6 +86,6 @@ def test_pages(browser: Any, tmp_path: Path) -> None:
             assert row[-3:] == ["1", "0", "-1"]
         page.screenshot(path=tmp_path / "compare.png", full_page=True)
         page.goto(f"{dashboard.url}#/session/nobody")
-        page.wait_for_selector("[role=alert] >> text=there is no such session")
+        page.wait_for_selector("[role=alert] >> text=there is no session 'nobody'")
         assert problems == []
         page.close()
