@@ -1,0 +1,219 @@
+"""``python -m benchmarks.rollout_sandboxes``: what one node carries with many sandboxes.
+
+Engine, gateway and a service with its own node run as an operator runs them. Agents take some
+seconds: elsewhere, where the node only waits and passes on their requests, or as processes of the
+node's machine, which do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.gateway import cpu_s, running_gateway
+from benchmarks.page import page_parser, publish
+from jaxserve.checks import number, whole
+from jaxserve.rollouts.service.client import SERVICE, TokenAuth
+from jaxserve.runtime.child_processes import child_server
+from server.local import LocalServer, free_port
+
+_REQUESTS = 2
+_SHARES = (0.1, 0.4, 1.0)
+"""Sandboxes at once, as shares of the most."""
+_POLL_S = 0.25
+_MIB = 2**20
+_MOST_SAMPLES = 4096
+_NODE_WORKERS = 8
+"""Agents at once of a node in a topology of several, for comparison."""
+
+
+@dataclass(frozen=True)
+class NodeLoad:
+    """What a node carried."""
+
+    place: str
+    """where the agents ran."""
+    sandboxes: int
+    """agents at once."""
+    sessions: int
+    """sessions that were run."""
+    completed: int
+    """sessions that ended as COMPLETED."""
+    seconds: float
+    """from the submission to the last end."""
+    agent_s: float
+    """time of an agent, s."""
+    memory_mib: float
+    """largest memory of the service with its node, RSS."""
+    children_mib: float
+    """largest memory of the processes that the node started, RSS."""
+    service_s: float
+    """CPU time of the service with its node, without its children, s."""
+    gateway_s: float
+    """CPU time of the gateway, s."""
+
+    @property
+    def rate(self) -> float:
+        """Completed sessions per second."""
+        return self.completed / self.seconds
+
+    @property
+    def share(self) -> float:
+        """The rate as a share of that of agents without any delay between them."""
+        return self.rate / (self.sandboxes / self.agent_s)
+
+    @property
+    def row(self) -> str:
+        """Row of the table."""
+        lost = self.sessions - self.completed
+        return (
+            f"| {self.place} | {self.sandboxes} | {self.rate:.1f} | {self.share:.0%} | "
+            f"{1000 * self.service_s / self.sessions:.0f} | "
+            f"{1000 * self.gateway_s / self.sessions:.0f} | {self.memory_mib:.0f} | "
+            f"{self.children_mib:.0f} | {lost} |"
+        )
+
+
+def main() -> int:
+    """Measures and prints; exit code 2 after bad input."""
+    parser = page_parser("benchmarks.rollout_sandboxes", __doc__)
+    parser.add_argument("--sandboxes", type=int, default=500, help="at once (default 500)")
+    parser.add_argument("--rounds", type=int, default=4, help="sessions of each (default 4)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of an agent (default 10)")
+    chosen = parser.parse_args()
+    return publish(
+        lambda: sandboxes_page(chosen.sandboxes, chosen.rounds, chosen.seconds), chosen.markdown
+    )
+
+
+def sandboxes_page(sandboxes: int, rounds: int, seconds: float) -> str:
+    """Measures all loads; Markdown.
+
+    Raises:
+      InputError: an argument is out of range.
+    """
+    whole("--sandboxes", sandboxes, 10, 1000)
+    whole("--rounds", rounds, 1, _MOST_SAMPLES // sandboxes)
+    number("--seconds", seconds, 0.1, 600.0)
+    busy = psutil.cpu_percent(1.0)
+    waiting = {
+        "agent": {"command": "true"},
+        "runtime": {
+            "kind": "benchmarks.waiting_sandbox:WaitingSandbox",
+            "seconds": seconds,
+            "requests": _REQUESTS,
+        },
+    }
+    sleeping = {"agent": {"command": ["sleep", f"{seconds:g}"]}}
+    found = [
+        _load(place, task, round(share * sandboxes), rounds, seconds)
+        for place, task in (("elsewhere", waiting), ("processes", sleeping))
+        for share in _SHARES
+    ]
+    most = found[len(_SHARES) - 1]
+    nodes = most.rate * most.agent_s / _NODE_WORKERS
+    lines = [
+        f"Agents of {seconds:g} s, {rounds} sessions for each sandbox. Engine, gateway and service "
+        f"shared {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}; "
+        f"other programs kept {busy:.0f} % of the cores busy before.",
+        "",
+        "| agents | at once | sessions per s | of the ideal | service, CPU ms each | "
+        "gateway, CPU ms each | service, MiB | its processes, MiB | not completed |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        *(one.row for one in found),
+        "",
+        f"*Elsewhere*: each agent sent {_REQUESTS} requests, and the node waited. *Processes*: "
+        "each agent was a process of the node's machine that slept. The ideal is one session per "
+        "sandbox and agent's time.",
+        "",
+        f"One node with {most.sandboxes} sandboxes elsewhere did the work of {nodes:.0f} nodes "
+        f"that run {_NODE_WORKERS} agents at once.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _load(place: str, task: dict[str, Any], at_once: int, rounds: int, seconds: float) -> NodeLoad:
+    """Runs all sessions of a task on a service of its own."""
+    control = free_port()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        engine = LocalServer(
+            folder, arguments=("--no-access-log",), app="benchmarks.chat_engine:app"
+        )
+        records = ("--sessions", f"{folder}/sessions", "--connect-s", "60")
+        with (
+            engine,
+            running_gateway(engine.url, records, control) as (gateway, passing),
+            _service(folder, gateway, control, at_once) as (http, service),
+        ):
+            samples = at_once * rounds
+            before = [cpu_s(one) for one in (service, passing)]
+            began = time.monotonic()
+            given = {"task_id": "load", "instruction": "go on", "num_samples": samples, **task}
+            http.post("/rollout/task/submit", json=given).raise_for_status()
+            memory = children = 0.0
+            while True:
+                states = http.get("/rollout/status").raise_for_status().json()["sessions"]
+                if sum(states[one] for one in ("COMPLETED", "ERROR", "TIMEOUT")) == samples:
+                    break
+                memory = max(memory, service.memory_info().rss / _MIB)
+                children = max(children, _children_mib(service))
+                time.sleep(_POLL_S)
+            took = time.monotonic() - began
+            spent = [cpu_s(one) for one in (service, passing)]
+            cost = [after - earlier for after, earlier in zip(spent, before, strict=True)]
+            return NodeLoad(
+                place,
+                at_once,
+                samples,
+                states["COMPLETED"],
+                took,
+                seconds,
+                memory,
+                children,
+                *cost,
+            )
+
+
+@contextmanager
+def _service(
+    folder: Path, gateway: str, control: int, at_once: int
+) -> Iterator[tuple[httpx.Client, psutil.Process]]:
+    """Runs ``jaxserve rollout serve``; yields a client and the process."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "jaxserve.cli", "rollout", "serve", "--port", str(port)]
+    command += ["--gateway", gateway, "--control", f"http://127.0.0.1:{control}"]
+    command += ["--save-dir", f"{folder}/state", "--run-workers", str(at_once)]
+    with (
+        (folder / "service.log").open("ab") as printed,
+        child_server(command, f"{url}/health", stdout=printed, stderr=printed) as process,
+        httpx.Client(base_url=url, auth=TokenAuth(SERVICE, url, None), timeout=600.0) as http,
+    ):
+        yield http, psutil.Process(process.pid)
+
+
+def _children_mib(process: psutil.Process) -> float:
+    """Memory of all descendants, MiB; those that end meanwhile are left out."""
+    total = 0
+    for child in process.children(recursive=True):
+        try:
+            total += child.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total / _MIB
+
+
+if __name__ == "__main__":
+    sys.exit(main())
