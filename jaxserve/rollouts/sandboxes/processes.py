@@ -144,11 +144,13 @@ class WrappedSandbox(MachineSandbox):
         """See ``Sandbox``."""
         path = self.inside / _ENVIRONMENT
         path.touch(mode=0o600)
-        try:
-            path.write_text(_exports(command.environment))
-            return await super().run(command, output, limits)
-        finally:
-            path.unlink(missing_ok=True)
+        path.write_text(_exports(command.environment))
+        return await super().run(command, output, limits)
+
+    async def end(self) -> None:
+        """See ``Sandbox``."""
+        (self.inside / _ENVIRONMENT).unlink(missing_ok=True)
+        await super().end()
 
     def command_line(self, command: SandboxCommand) -> CommandLine:
         """See ``MachineSandbox``."""

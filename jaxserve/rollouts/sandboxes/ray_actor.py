@@ -12,7 +12,7 @@ import contextlib
 import io
 import shutil
 import tarfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def _inner_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
 
 
 @contextlib.contextmanager
-def _lost() -> Any:
+def _lost() -> Iterator[None]:
     """Raises InputError where the actor or its machine is lost, or the actor fails."""
     from ray.exceptions import RayError  # type: ignore[import-not-found]
 

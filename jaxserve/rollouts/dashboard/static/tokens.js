@@ -55,14 +55,21 @@ function textOf(message) {
 
 const block = (messages) => messages.flatMap((message) => [make("small", {}, message.role), make("p", {}, textOf(message))]);
 
+const sentBody = (records, seq) => {
+  try { return JSON.parse(records.find((one) => one.seq === seq).sent); } catch { return null; }
+};
+
 // The messages that a request added to those of the trace's request before, and that one's answer.
-function messagesOf(records, seq, before) {
-  const sent = (number) => {
-    const record = records.find((one) => one.seq === number);
-    try { return JSON.parse(record.sent).messages ?? []; } catch { return null; }
-  };
-  const messages = sent(seq), earlier = before === null ? [] : sent(before);
-  return messages && earlier && messages.slice(before === null ? 0 : earlier.length + 1);
+function addedMessages(records, seq, before) {
+  const messages = sentBody(records, seq)?.messages, earlier = sentBody(records, before)?.messages;
+  return messages && earlier ? messages.slice(earlier.length + 1) : null;
+}
+
+// All messages of a request, after the names of the tools that it offers.
+function firstMessages(records, seq) {
+  const body = sentBody(records, seq);
+  const tools = (body?.tools ?? []).map((tool) => tool.function?.name).filter(Boolean);
+  return body?.messages ? [...(tools.length ? [{ role: "tools", content: tools.join(", ") }] : []), ...body.messages] : null;
 }
 
 // What the model was shown: text of the messages where the records are there, and the ids.
@@ -88,7 +95,7 @@ function parts(trace, key, records) {
     while (place < trace.response_ids.length && !sampled(place)) place += 1;
     const stop = place;
     const after = spans.findIndex(([, , begin]) => begin === stop);
-    const messages = after < 1 ? null : messagesOf(records, spans[after][0], spans[after - 1][0]);
+    const messages = after < 1 ? null : addedMessages(records, spans[after][0], spans[after - 1][0]);
     found.push(shownPart(`${key}-${start}`, stop - start, messages,
       () => Array.from({ length: stop - start }, (_, one) => ({ size: 1, make: () => token(trace, start + one) }))));
   }
@@ -105,7 +112,7 @@ export function traceView(trace, index, key, records) {
     make("span", {}, "filled: sampled, mask 1, text over id·log-probability"),
     make("span", {}, "framed: shown to the model, mask 0, the messages without the signs of the chat template"));
   const first = trace.metadata.completions?.[0]?.[0];
-  const prompt = shownPart(`${key}-prompt-${index}`, trace.prompt_ids.length, messagesOf(records, first, null),
+  const prompt = shownPart(`${key}-prompt-${index}`, trace.prompt_ids.length, firstMessages(records, first),
     () => each(trace.prompt_ids, (place) => `token ${place} of the prompt`));
   return panel(`Trace ${index + 1}`, make("p", {}, said), legend,
     fold(`${key}-shown-${index}`, `Prompt, ${trace.prompt_ids.length} tokens`, () => prompt.make()),
