@@ -26,6 +26,8 @@ from jaxserve.runtime.ray_cluster import connected_ray
 _TOP = Path("/tmp")
 """Folder of all copies; it exists on every machine, and another user cannot replace a copy."""
 _REMOVAL_S = 30.0
+_RUNTIME = {"env_vars": {"RAY_USE_UVLOOP": "0"}}
+"""uvloop cannot start a process in the group of another process."""
 _MOST_CPUS, _MOST_GPUS, _MOST_MEMORY_MIB = 1024.0, 64.0, 2**24
 
 
@@ -49,7 +51,7 @@ class RaySandbox:
         """See ``Sandbox``."""
         if self._actor is None:
             ray = await asyncio.to_thread(connected_ray)
-            made = ray.remote(**self._resources)(SandboxActor)
+            made = ray.remote(**self._resources, runtime_env=_RUNTIME)(SandboxActor)
             self._actor = made.remote(str(self.inside))
         packed = await asyncio.to_thread(pack_folder, self._outside / name)
         with _lost():
@@ -114,9 +116,7 @@ class SandboxActor:
 
         environment = {**command.environment, **command_variables()}
         self._running = asyncio.create_task(
-            run_process(
-                command.argv, command.folder, environment, output, limits, command.given
-            )
+            run_process(command.argv, command.folder, environment, output, limits, command.given)
         )
         self._running.add_done_callback(lambda _: pieces.put_nowait(None))
         while (piece := await pieces.get()) is not None:
@@ -171,5 +171,6 @@ def _lost() -> Iterator[None]:
     try:
         yield
     except RayError as error:
-        first = str(error).strip().splitlines()[0]
-        raise InputError(f"the sandbox is lost: {first}") from None
+        cause = getattr(error, "cause", None)  # of a method of the actor
+        said = (str(error) if cause is None else f"{type(cause).__name__}: {cause}").strip()
+        raise InputError(f"the sandbox is lost: {said.partition(chr(10))[0]}") from None

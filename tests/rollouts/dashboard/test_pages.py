@@ -159,7 +159,7 @@ def test_lists_and_charts(browser: Any, tmp_path: Path) -> None:
         service.result("alpine")
 
         page.goto(f"{dashboard.url}#/task/alpha")
-        page.wait_for_selector("[data-chart=reward] canvas")
+        page.wait_for_selector("h2 >> text=Task alpha")
         told = service.http.get("/history", params={"task": "alpha"}).json()
         for name in ("reward", "tokens_per_s", "running"):
             shown = page.locator(f"[data-chart={name}]").evaluate(

@@ -115,7 +115,9 @@ def test_what_the_model_was_shown(page: Any, service: RunningService) -> None:
     with its token ids; without records there are the ids, and a sentence says so."""
     service.result(service.submit(task_id="t", agent=talk("one", "two"), instruction="do <b>this"))
     (trace,) = service.http.get("/sessions/t.0/trajectory").json()["traces"]
-    between = [id for id, mask in zip(trace["response_ids"], trace["loss_mask"], strict=True) if not mask]
+    between = [
+        id for id, mask in zip(trace["response_ids"], trace["loss_mask"], strict=True) if not mask
+    ]
     page.goto("/#/session/t.0")
     block = page.locator(".tokens > .shown")
     block.wait_for()
@@ -127,6 +129,7 @@ def test_what_the_model_was_shown(page: Any, service: RunningService) -> None:
     assert ids.all_inner_texts() == [str(id) for id in between]
     page.get_by_text(f"Prompt, {len(trace['prompt_ids'])} tokens").click()
     prompt = page.locator("details:has(> summary:text('Prompt')) > .shown")
+    prompt.locator("> p").wait_for()
     assert prompt.locator("> p").all_inner_texts() == ["do <b>this"]
     prompt.locator("summary").click()
     prompt.locator(".prompt").first.wait_for()

@@ -145,7 +145,7 @@ def test_all_processes_of_an_actor_end(end: str, tmp_path: Path) -> None:
         code = code.replace(note, f"{note}os.kill(os.getppid(), signal.SIGKILL)\n")
 
     async def run() -> None:
-        budget_s = 8.0 if end == "late" else PATIENCE_S
+        budget_s = 40.0 if end == "late" else PATIENCE_S
         command = [sys.executable, "-c", code]
         running = asyncio.create_task(executed(RAY, top, command, budget_s=budget_s))
         if end == "cancelled":

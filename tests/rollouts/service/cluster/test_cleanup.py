@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.errors import InputError
 from jaxserve.checks import JsonObject
+from jaxserve.errors import InputError
 from jaxserve.rollouts.sandboxes import SandboxCommand
 from jaxserve.rollouts.sandboxes.containers import DockerSandbox
 from jaxserve.rollouts.sandboxes.processes import container_name
