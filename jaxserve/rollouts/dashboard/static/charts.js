@@ -3,7 +3,7 @@
 import { colour } from "./colours.js";
 import { make, number } from "./dom.js";
 
-const HEIGHT_PX = 150;
+const HEIGHT_PX = 165;
 const FONT = "11px system-ui, sans-serif";
 const CHARTS = [
   { name: "reward", title: "Reward", unit: "mean of the sessions that ended", line: "line-1", points: true },
@@ -45,7 +45,7 @@ function figureOf({ name, title, unit, line, points }) {
       width: Math.max(box.clientWidth, 220), height: HEIGHT_PX, legend: { show: false }, padding: [8, 10, 0, 0],
       cursor: { drag: { x: false, y: false }, points: { size: 5 } },
       series: [{}, { label: title, stroke, width: 1.75, spanGaps: true, points: { show: points ?? false, size: 4, fill: stroke } }],
-      axes: [{ ...axis, size: 22, gap: 3 }, { ...axis, size: 48, gap: 4, values: (_, splits) => splits.map((one) => number(one, 3)) }],
+      axes: [{ ...axis, size: 36, gap: 3 }, { ...axis, size: 48, gap: 4, values: (_, splits) => splits.map((one) => number(one, 3)) }],
       scales: { y: { range: (_, low, high) => uPlot.rangeNum(Math.min(low ?? 0, 0), Math.max(high ?? 1, low < 0 ? 0 : 1e-9), 0.08, true) } },
       hooks: { setCursor: [() => { if (figure.chart) say(); }] },
     }, data, box);

@@ -176,6 +176,8 @@ export async function session(id) {
   ];
 }
 
+const MEANS = { reward: "reward", traces: "traces", completions: "completions", trainable: "trained tokens", attempt: "attempts" };
+
 export async function compare(left, right) {
   const { tasks: all } = await ask("/tasks");
   const names = all.map((one) => one.task_id).reverse(); // the newest first
@@ -197,7 +199,7 @@ export async function compare(left, right) {
   };
   const rows = [
     ["completed", a.completed, b.completed], ["sessions", a.sessions.length, b.sessions.length],
-    ...["reward", "traces", "completions", "trainable", "attempt"].map((name) => [`mean ${name}`, mean(a, name), mean(b, name)]),
+    ...Object.entries(MEANS).map(([name, title]) => [`mean ${title}`, mean(a, name), mean(b, name)]),
   ].map(([name, x, y]) => [name, x, y, x === null || y === null ? null : y - x]);
   const count = Math.max(a.sessions.length, b.sessions.length);
   const one = (found, sample) => {

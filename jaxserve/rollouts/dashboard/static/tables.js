@@ -55,7 +55,8 @@ const kept = new Map();
 export function sortedList(key, columns, rows, { words, choices, sort }) {
   if (!kept.has(key)) kept.set(key, { text: "", choice: Object.keys(choices)[0], ...sort });
   const wish = kept.get(key);
-  const isNumber = columns.map((column) => numeric(rows.map((row) => [column.value(row)]), 0));
+  const sortsDown = columns.map((column) => numeric(rows.map((row) => [column.value(row)]), 0));
+  const isNumber = columns.map((column, place) => sortsDown[place] && !column.show); // what is shown instead may be anything
   const body = make("tbody"), count = make("span", { className: "soft", role: "status" });
   const find = make("input", { id: `${key}-find`, type: "search", placeholder: "filter", value: wish.text, ariaLabel: `filter ${key}` });
   const choose = make("select", { id: `${key}-choice`, ariaLabel: `state of ${key}` },
@@ -63,7 +64,7 @@ export function sortedList(key, columns, rows, { words, choices, sort }) {
   const heads = columns.map((column, place) => {
     const button = make("button", { type: "button", id: `${key}-by-${place}`, className: "sorter" }, column.title);
     button.addEventListener("click", () => {
-      Object.assign(wish, wish.by === place ? { down: !wish.down } : { by: place, down: isNumber[place] });
+      Object.assign(wish, wish.by === place ? { down: !wish.down } : { by: place, down: sortsDown[place] });
       fill();
     });
     return make("th", { className: isNumber[place] ? "number" : "", attributes: { scope: "col" } }, button);
