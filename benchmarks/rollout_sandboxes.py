@@ -89,8 +89,8 @@ def main() -> int:
     """Measures and prints; exit code 2 after bad input."""
     parser = page_parser("benchmarks.rollout_sandboxes", __doc__)
     parser.add_argument("--sandboxes", type=int, default=500, help="at once (default 500)")
-    parser.add_argument("--rounds", type=int, default=4, help="sessions of each (default 4)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of an agent (default 10)")
+    parser.add_argument("--rounds", type=int, default=3, help="sessions of each (default 3)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of an agent (default 20)")
     chosen = parser.parse_args()
     return publish(
         lambda: sandboxes_page(chosen.sandboxes, chosen.rounds, chosen.seconds), chosen.markdown

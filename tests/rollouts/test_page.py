@@ -160,7 +160,6 @@ def test_a_deployment_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nodes_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script starts a node on the machine of Ray's cluster, which takes a session; the node
     ends with the script."""
-    pytest.importorskip("ray", reason="pip install 'jaxserve[ray]'")
     script = tmp_path / "nodes_on_ray.py"
     script.write_text(files_of(CLUSTER)["nodes_on_ray.py"])
     monkeypatch.setenv("PYTHONPATH", str(DOCS.parent))

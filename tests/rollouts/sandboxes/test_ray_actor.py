@@ -88,7 +88,8 @@ def test_ray_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """A cluster of this machine."""
-    ray = pytest.importorskip("ray", reason="pip install 'jaxserve[ray]'")
+    import ray
+
     variables = {"env_vars": {"PYTHONPATH": str(ROOT)}}
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=variables)
     yield
