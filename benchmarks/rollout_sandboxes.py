@@ -29,7 +29,7 @@ from jaxserve.runtime.child_processes import child_server
 from server.local import LocalServer, free_port
 
 _REQUESTS = 2
-_SHARES = (0.1, 0.4, 1.0)
+_SHARES = (0.1, 1.0)
 """Sandboxes at once, as shares of the most."""
 _POLL_S = 0.25
 _MIB = 2**20
@@ -89,8 +89,8 @@ def main() -> int:
     """Measures and prints; exit code 2 after bad input."""
     parser = page_parser("benchmarks.rollout_sandboxes", __doc__)
     parser.add_argument("--sandboxes", type=int, default=500, help="at once (default 500)")
-    parser.add_argument("--rounds", type=int, default=3, help="sessions of each (default 3)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of an agent (default 20)")
+    parser.add_argument("--rounds", type=int, default=2, help="sessions of each (default 2)")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of an agent (default 100)")
     chosen = parser.parse_args()
     return publish(
         lambda: sandboxes_page(chosen.sandboxes, chosen.rounds, chosen.seconds), chosen.markdown
