@@ -31,7 +31,7 @@ from server.local import LocalServer, free_port
 _REQUESTS = 2
 _SHARES = (0.1, 1.0)
 """Sandboxes at once, as shares of the most."""
-_POLL_S = 0.25
+_POLL_S = 1.0
 _MIB = 2**20
 _MOST_SAMPLES = 4096
 _NODE_WORKERS = 8
