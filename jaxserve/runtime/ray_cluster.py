@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -22,7 +23,7 @@ def connected_ray() -> Any:
         raise InputError("Ray is not installed: pip install 'jaxserve[ray]'") from None
     try:
         with _LOCK:
-            ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
+            ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"Ray's cluster cannot be used: {error}") from None
     return ray

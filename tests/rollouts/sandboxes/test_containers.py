@@ -43,9 +43,7 @@ def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
     options = {"image": "img:1", "network": "none", "cpus": 1.5, "memory_mib": 512}
-    process = command_line(
-        DockerSandbox, options, ("run", NASTY), b"x", A="b c", LD_PRELOAD="x.so"
-    )
+    process = command_line(DockerSandbox, options, ("run", NASTY), b"x", A="b c", LD_PRELOAD="x.so")
     assert process.argv == (
         "docker",
         "run",

@@ -17,7 +17,7 @@ import os, pathlib
 work, home = pathlib.Path.cwd(), pathlib.Path(os.environ["HOME"])
 session, artifacts = (pathlib.Path(os.environ[n]) for n in ("SESSION_DIR", "ARTIFACTS_DIR"))
 assert (work, home, artifacts) == tuple(session / n for n in ("work", "home", "artifacts"))
-assert pathlib.Path("prepared").read_text() == str(session) and session.name == "t-0.1"
+assert pathlib.Path("prepared").read_text() == str(session) and session.name == "elsewhere-0.1"
 pathlib.Path("old").unlink()
 pathlib.Path("add.py").write_text("print('PASSED add')")
 (artifacts / "said").write_text("done")
@@ -46,13 +46,13 @@ def test_a_session_elsewhere(service: RunningService, tmp_path: Path) -> None:
     evaluator |= {"keep": ["tests.py", "prepared"]}
     runtime["eval_prepare"] = []
     task = service.submit(
-        task_id="t", agent=python(SPEAK + SOLVE), runtime=runtime, evaluator=evaluator
+        task_id="elsewhere", agent=python(SPEAK + SOLVE), runtime=runtime, evaluator=evaluator
     )
     (one,) = service.result(task)["sessions"]
     assert (one["state"], one["reason"], one["reward"]) == ("COMPLETED", "", 1.0), one
     assert one["evaluation"]["changed"] == 2
-    top = tmp_path / "state" / "tasks" / "t" / "0.1"
-    assert (top / "agent.log").read_text() == f"in {root}/t-0.1\n"
+    top = tmp_path / "state" / "tasks" / "elsewhere" / "0.1"
+    assert (top / "agent.log").read_text() == f"in {root}/elsewhere-0.1\n"
     assert (top / "artifacts" / "said").read_text() == "done"
     assert list(root.iterdir()) == []
 
