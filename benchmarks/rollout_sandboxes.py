@@ -1,8 +1,7 @@
 """``python -m benchmarks.rollout_sandboxes``: what one node carries with many sandboxes.
 
 Engine, gateway and a service with its own node run as an operator runs them. Agents take some
-seconds: elsewhere, where the node only waits and passes on their requests, or as processes of the
-node's machine, which do nothing.
+seconds elsewhere: the node waits, and their requests go through the gateway.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -28,6 +26,7 @@ from jaxserve.rollouts.service.client import SERVICE, TokenAuth
 from jaxserve.runtime.child_processes import child_server
 from server.local import LocalServer, free_port
 
+_KIND = "benchmarks.waiting_sandbox:WaitingSandbox"
 _REQUESTS = 2
 _SHARES = (0.1, 1.0)
 """Sandboxes at once, as shares of the most."""
@@ -42,10 +41,10 @@ _NODE_WORKERS = 8
 class NodeLoad:
     """What a node carried."""
 
-    place: str
-    """where the agents ran."""
     sandboxes: int
-    """agents at once."""
+    """sandboxes of the node."""
+    running: int
+    """most agents that ran at once."""
     sessions: int
     """sessions that were run."""
     completed: int
@@ -56,10 +55,8 @@ class NodeLoad:
     """time of an agent, s."""
     memory_mib: float
     """largest memory of the service with its node, RSS."""
-    children_mib: float
-    """largest memory of the processes that the node started, RSS."""
     service_s: float
-    """CPU time of the service with its node, without its children, s."""
+    """CPU time of the service with its node, s."""
     gateway_s: float
     """CPU time of the gateway, s."""
 
@@ -74,14 +71,19 @@ class NodeLoad:
         return self.rate / (self.sandboxes / self.agent_s)
 
     @property
+    def cores(self) -> float:
+        """Cores that service and gateway need where the rate is the ideal one."""
+        each_s = (self.service_s + self.gateway_s) / self.sessions
+        return each_s * self.sandboxes / self.agent_s
+
+    @property
     def row(self) -> str:
         """Row of the table."""
-        lost = self.sessions - self.completed
         return (
-            f"| {self.place} | {self.sandboxes} | {self.rate:.1f} | {self.share:.0%} | "
+            f"| {self.sandboxes} | {self.running} | {self.completed} of {self.sessions} | "
+            f"{self.rate:.2f} | {self.share:.0%} | "
             f"{1000 * self.service_s / self.sessions:.0f} | "
-            f"{1000 * self.gateway_s / self.sessions:.0f} | {self.memory_mib:.0f} | "
-            f"{self.children_mib:.0f} | {lost} |"
+            f"{1000 * self.gateway_s / self.sessions:.0f} | {self.memory_mib:.0f} |"
         )
 
 
@@ -107,44 +109,32 @@ def sandboxes_page(sandboxes: int, rounds: int, seconds: float) -> str:
     whole("--rounds", rounds, 1, _MOST_SAMPLES // sandboxes)
     number("--seconds", seconds, 0.1, 600.0)
     busy = psutil.cpu_percent(1.0)
-    waiting = {
-        "agent": {"command": "true"},
-        "runtime": {
-            "kind": "benchmarks.waiting_sandbox:WaitingSandbox",
-            "seconds": seconds,
-            "requests": _REQUESTS,
-        },
-    }
-    sleeping = {"agent": {"command": ["sleep", f"{seconds:g}"]}}
-    found = [
-        _load(place, task, round(share * sandboxes), rounds, seconds)
-        for place, task in (("elsewhere", waiting), ("processes", sleeping))
-        for share in _SHARES
-    ]
-    most = found[len(_SHARES) - 1]
-    nodes = most.rate * most.agent_s / _NODE_WORKERS
+    found = [_load(round(share * sandboxes), rounds, seconds) for share in _SHARES]
+    most = found[-1]
     lines = [
         f"Agents of {seconds:g} s, {rounds} sessions for each sandbox. Engine, gateway and service "
         f"shared {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}; "
         f"other programs kept {busy:.0f} % of the cores busy before.",
         "",
-        "| agents | at once | sessions per s | of the ideal | service, CPU ms each | "
-        "gateway, CPU ms each | service, MiB | its processes, MiB | not completed |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| sandboxes | most agents at once | completed | sessions per s | of the ideal | "
+        "service, CPU ms each | gateway, CPU ms each | service, MiB |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|",
         *(one.row for one in found),
         "",
-        f"*Elsewhere*: each agent sent {_REQUESTS} requests, and the node waited. *Processes*: "
-        "each agent was a process of the node's machine that slept. The ideal is one session per "
-        "sandbox and agent's time.",
+        f"Each agent sent {_REQUESTS} requests. The ideal is one session per sandbox and agent's "
+        "time.",
         "",
-        f"One node with {most.sandboxes} sandboxes elsewhere did the work of {nodes:.0f} nodes "
-        f"that run {_NODE_WORKERS} agents at once.",
+        f"For {most.sandboxes} agents at once of {seconds:g} s, service and gateway need "
+        f"{most.cores:.2f} cores, and the service {most.memory_mib:.0f} MiB. As many agents would "
+        f"fill {most.sandboxes / _NODE_WORKERS:.0f} nodes that run {_NODE_WORKERS} at once.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _load(place: str, task: dict[str, Any], at_once: int, rounds: int, seconds: float) -> NodeLoad:
+def _load(at_once: int, rounds: int, seconds: float) -> NodeLoad:
     """Runs all sessions of a task on a service of its own."""
+    runtime = {"kind": _KIND, "seconds": seconds, "requests": _REQUESTS}
+    task = {"agent": {"command": "true"}, "runtime": runtime}
     control = free_port()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -162,26 +152,25 @@ def _load(place: str, task: dict[str, Any], at_once: int, rounds: int, seconds: 
             began = time.monotonic()
             given = {"task_id": "load", "instruction": "go on", "num_samples": samples, **task}
             http.post("/rollout/task/submit", json=given).raise_for_status()
-            memory = children = 0.0
+            memory, running = 0.0, 0
             while True:
                 states = http.get("/rollout/status").raise_for_status().json()["sessions"]
                 if sum(states[one] for one in ("COMPLETED", "ERROR", "TIMEOUT")) == samples:
                     break
                 memory = max(memory, service.memory_info().rss / _MIB)
-                children = max(children, _children_mib(service))
+                running = max(running, states["RUNNING"])
                 time.sleep(_POLL_S)
             took = time.monotonic() - began
             spent = [cpu_s(one) for one in (service, passing)]
             cost = [after - earlier for after, earlier in zip(spent, before, strict=True)]
             return NodeLoad(
-                place,
                 at_once,
+                running,
                 samples,
                 states["COMPLETED"],
                 took,
                 seconds,
                 memory,
-                children,
                 *cost,
             )
 
@@ -202,17 +191,6 @@ def _service(
         httpx.Client(base_url=url, auth=TokenAuth(SERVICE, url, None), timeout=600.0) as http,
     ):
         yield http, psutil.Process(process.pid)
-
-
-def _children_mib(process: psutil.Process) -> float:
-    """Memory of all descendants, MiB; those that end meanwhile are left out."""
-    total = 0
-    for child in process.children(recursive=True):
-        try:
-            total += child.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-    return total / _MIB
 
 
 if __name__ == "__main__":
