@@ -33,6 +33,8 @@ _SHARES = (0.1, 1.0)
 _POLL_S = 1.0
 _MIB = 2**20
 _MOST_SAMPLES = 4096
+_OTHER_WORKERS = 10
+"""Agents for each worker of the other stages."""
 _NODE_WORKERS = 8
 """Agents at once of a node in a topology of several, for comparison."""
 
@@ -112,21 +114,23 @@ def sandboxes_page(sandboxes: int, rounds: int, seconds: float) -> str:
     found = [_load(round(share * sandboxes), rounds, seconds) for share in _SHARES]
     most = found[-1]
     lines = [
-        f"Agents of {seconds:g} s, {rounds} sessions for each sandbox. Engine, gateway and service "
-        f"shared {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}; "
-        f"other programs kept {busy:.0f} % of the cores busy before.",
+        f"Agents of {seconds:g} s, sessions for each sandbox: {rounds}. Engine, gateway and "
+        f"service shared {os.cpu_count()} cores, {platform.machine()}, "
+        f"Python {platform.python_version()}; other programs kept {busy:.0f} % of the "
+        "cores busy before.",
         "",
         "| sandboxes | most agents at once | completed | sessions per s | of the ideal | "
         "service, CPU ms each | gateway, CPU ms each | service, MiB |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|",
         *(one.row for one in found),
         "",
-        f"Each agent sent {_REQUESTS} requests. The ideal is one session per sandbox and agent's "
+        f"Each agent sent {_REQUESTS} requests, and the other stages of a session had a worker for "
+        f"{_OTHER_WORKERS} agents. The ideal is one session per sandbox and agent's "
         "time.",
         "",
         f"For {most.sandboxes} agents at once of {seconds:g} s, service and gateway need "
-        f"{most.cores:.2f} cores, and the service {most.memory_mib:.0f} MiB. As many agents would "
-        f"fill {most.sandboxes / _NODE_WORKERS:.0f} nodes that run {_NODE_WORKERS} at once.",
+        f"{most.cores:.2f} cores. As many agents would fill "
+        f"{most.sandboxes / _NODE_WORKERS:.0f} nodes that run {_NODE_WORKERS} at once.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -185,6 +189,8 @@ def _service(
     command = [sys.executable, "-m", "jaxserve.cli", "rollout", "serve", "--port", str(port)]
     command += ["--gateway", gateway, "--control", f"http://127.0.0.1:{control}"]
     command += ["--save-dir", f"{folder}/state", "--run-workers", str(at_once)]
+    for pool in ("init", "post-run", "eval"):
+        command += [f"--{pool}-workers", str(max(4, at_once // _OTHER_WORKERS))]
     with (
         (folder / "service.log").open("ab") as printed,
         child_server(command, f"{url}/health", stdout=printed, stderr=printed) as process,
