@@ -13,9 +13,10 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from jaxserve.gateway.recording.redaction import Redaction
 from jaxserve.runtime.child_processes import sweeping_leader
@@ -50,20 +51,57 @@ class ProcessExit:
     """exit code; minus the number of a signal; 127 for a process that could not be started."""
     timed_out: bool = False
     """whether the process was terminated by its time limit."""
-    output_bytes: int = 0
-    """size of the whole output."""
     reason: str = ""
     """reason of a failed start."""
+
+
+class CommandOutput:
+    """The output of a command, appended to a file: up to a size, and without secrets.
+
+    A context manager. The file gets nothing after the block.
+    """
+
+    def __init__(self, path: Path, most_bytes: int, redaction: Redaction | None = None) -> None:
+        """Args: the file; the largest size that is kept; secrets to remove."""
+        self._path, self._most = path, most_bytes
+        self._redaction = redaction or Redaction()
+        self._rest = b""
+        self._total = 0
+
+    def __enter__(self) -> CommandOutput:
+        self._file = self._path.open("ab")
+        return self
+
+    def write(self, piece: bytes) -> None:
+        """Appends a piece of the output. The first half of a secret waits for the second half."""
+        room = max(0, self._most - self._total)
+        self._total += len(piece)
+        text = self._redaction.text(self._rest + piece[:room])
+        end = len(text) - self._redaction.partial_secret(text)
+        self._file.write(text[:end])
+        self._rest = text[end:]
+        if 0 < room < len(piece):
+            self._file.write(_CUT)
+            self._rest = b""
+        self._file.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._file:
+            self._file.write(self._rest)
 
 
 async def run_process(
     command: Sequence[str],
     folder: Path,
     variables: Mapping[str, str],
-    output: Path,
+    output: Callable[[bytes], None],
     limits: ProcessLimits,
     given: bytes = b"",
-    redaction: Redaction | None = None,
 ) -> ProcessExit:
     """Runs a command to its end, and kills all its processes when the caller is cancelled.
 
@@ -71,10 +109,9 @@ async def run_process(
       command: program and arguments.
       folder: working directory.
       variables: the whole environment, to which ``MARK`` is added.
-      output: file to which the output is appended.
-      limits: bounds of the process.
+      output: called with each piece of the output, until the return.
+      limits: bounds of the process; its ``output_bytes`` concern whoever keeps the output.
       given: standard input.
-      redaction: secrets to remove from the output.
     """
     if limits.budget_s <= 0:
         return ProcessExit(-signal.SIGTERM, timed_out=True)
@@ -85,7 +122,7 @@ async def run_process(
         stdin=asyncio.subprocess.PIPE,
         process_group=0,
     )
-    reader: asyncio.Task[int] | None = None
+    reader: asyncio.Task[None] | None = None
     try:
         try:
             # Standard input is a file, so that no task has to write to a pipe.
@@ -105,8 +142,7 @@ async def run_process(
             reason = error.strerror if isinstance(error, OSError) else str(error)
             return ProcessExit(127, reason=f"{command[0]!r:.80} cannot be started: {reason}")
         assert process.stdout is not None
-        hidden = redaction or Redaction()
-        reader = asyncio.create_task(_keep(process.stdout, output, limits.output_bytes, hidden))
+        reader = asyncio.create_task(_pass_on(process.stdout, output))
         timed_out = not await _ends(process, limits.budget_s)
         if timed_out:
             with contextlib.suppress(ProcessLookupError):
@@ -115,7 +151,9 @@ async def run_process(
         await _kill(guard)
         code = await process.wait()
         await _settle(reader)
-        return ProcessExit(code, timed_out, reader.result() if reader.done() else 0)
+        if reader.done():
+            reader.result()  # raises where the output could not be kept
+        return ProcessExit(code, timed_out)
     finally:
         await asyncio.shield(_kill(guard))
         if reader is not None:
@@ -140,28 +178,12 @@ async def _kill(guard: asyncio.subprocess.Process) -> None:
     await guard.wait()
 
 
-async def _keep(stream: asyncio.StreamReader, output: Path, most: int, redaction: Redaction) -> int:
-    total, rest = 0, b""
-    with output.open("ab") as file:
-        try:
-            while piece := await stream.read(_PIECE):
-                room = max(0, most - total)
-                total += len(piece)
-                text = redaction.text(rest + piece[:room])
-                end = len(text) - redaction.partial_secret(text)
-                # What may be the first half of a secret waits for the second.
-                file.write(text[:end])
-                rest = text[end:]
-                if 0 < room < len(piece):
-                    file.write(_CUT)
-                    rest = b""
-                file.flush()
-        finally:
-            file.write(rest)
-    return total
+async def _pass_on(stream: asyncio.StreamReader, output: Callable[[bytes], None]) -> None:
+    while piece := await stream.read(_PIECE):
+        output(piece)
 
 
-async def _settle(reader: asyncio.Task[int]) -> None:
+async def _settle(reader: asyncio.Task[None]) -> None:
     """Waits a while for the reader; a process that holds the pipe open is not waited for."""
     await asyncio.wait([reader], timeout=_AFTER_END_S)
     reader.cancel()

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import joblib
 from joblib.parallel import get_active_backend
 
-from jaxserve.errors import InputError
 from jaxserve.runtime.jax_setup import enable_compilation_cache
+from jaxserve.runtime.ray_cluster import connected_ray
 
 _Result = TypeVar("_Result")
 
@@ -85,15 +85,9 @@ def on_backend(name: str) -> Iterator[None]:
       InputError: Ray is not installed, or its cluster cannot be reached.
     """
     if name == "ray":
-        try:
-            import ray  # type: ignore[import-not-found]
-            from ray.util.joblib import register_ray  # type: ignore[import-not-found]
-        except ModuleNotFoundError:
-            raise InputError("backend ray needs Ray: pip install 'jaxserve[ray]'") from None
-        try:
-            ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise InputError(f"Ray's cluster cannot be used: {error}") from None
+        connected_ray()
+        from ray.util.joblib import register_ray  # type: ignore[import-not-found]
+
         register_ray()
     with joblib.parallel_config(backend=name):
         yield

@@ -42,6 +42,8 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             ("--completions", "9"),
             "--completions is 9; it must be a whole number from 640",
         ),
+        ("benchmarks.rollout_sandboxes", ("--sandboxes", "9"), "--sandboxes is 9; it must be a"),
+        ("benchmarks.rollout_sandboxes", ("--rounds", "9"), "--rounds is 9; it must be a whole"),
         ("benchmarks.rollout_faults", ("--tasks", "0"), "--tasks is 0; it must be a whole number"),
         ("benchmarks.rollout_faults", ("--harms", "-1"), "--harms is -1; it must be a whole"),
         ("benchmarks.paired", ("HEAD", "--pairs", "9"), "--pairs is 9; it must be a whole number"),

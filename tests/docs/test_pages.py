@@ -18,6 +18,7 @@ ELSEWHERE = {
     "live.md": "tests/live/test_page.py",
     "live_environment.md": "tests/server/test_live_server.py",
     "rollouts.md": "tests/rollouts/test_page.py",
+    "rollout_cluster.md": "tests/rollouts/test_page.py",
     "rollout_service.md": "tests/rollouts/test_page.py",
     "train_operator.md": "tests/rollouts/test_page.py",
     "server.md": "tests/server/test_documents.py",

@@ -37,7 +37,7 @@ DASHBOARD = TokenFile("dashboard", TOKEN_VARIABLE)
 """Token file of the dashboard, which shows all sessions."""
 _FILES = Path(__file__).with_name("static")
 _PASSED_ON = re.compile(
-    r"/(nodes|tasks|events|events/stream|rollout/status"
+    r"/(nodes|tasks|history|events|events/stream|rollout/status"
     r"|(tasks|sessions)/[\w.-]+|tasks/[\w.-]+/sessions"
     r"|sessions/[\w.-]+/(completions|trajectory))"
 )

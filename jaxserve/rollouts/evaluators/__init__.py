@@ -6,12 +6,11 @@ a class of its own as ``module:Class``.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from jaxserve.checks import JsonObject, refuse
-from jaxserve.errors import InputError
+from jaxserve.checks import JsonObject
 from jaxserve.rollouts.evaluators.env_grade import EnvGrade
 from jaxserve.rollouts.evaluators.interface import (
     EnvironmentEpisode,
@@ -21,6 +20,7 @@ from jaxserve.rollouts.evaluators.interface import (
 )
 from jaxserve.rollouts.evaluators.output_tests import OutputTests
 from jaxserve.rollouts.traces import COMPLETED, Trajectory
+from jaxserve.rollouts.user_classes import constructed, named_class
 
 
 class SessionCompleted:
@@ -61,24 +61,6 @@ def parse_evaluator(given: JsonObject) -> Evaluator:
     """
     name = given.text("name")
     options = JsonObject({key: given[key] for key in given if key != "name"}, given.where)
-    made = BUILT_IN.get(name) or _imported(given.name("name"), name)
-    try:
-        evaluator = made(options)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{given.name('name')} is {name!r}; it cannot be made: {error}") from None
-    if not callable(getattr(evaluator, "evaluate", None)):
-        refuse(given.name("name"), name, "a class with the method evaluate")
-    return evaluator
-
-
-def _imported(where: str, name: str) -> Any:
-    module, colon, attribute = name.partition(":")
-    allowed = f"one of {', '.join(BUILT_IN)}, or module:Class of a class that can be imported"
-    if not colon or not module or module.startswith("."):
-        refuse(where, name, allowed)
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception:
-        refuse(where, name, allowed)
+    where = given.name("name")
+    make = partial(named_class(where, name, BUILT_IN), options)
+    return constructed(where, name, make, ("evaluate",))

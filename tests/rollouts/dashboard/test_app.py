@@ -32,6 +32,7 @@ def test_what_it_passes_on(tmp_path: Path) -> None:
     ):
         assert http.get("/api/tasks").json() == {"tasks": []}
         assert http.get("/api/nodes").json()["nodes"][0]["id"] == "local"
+        assert sum(http.get("/api/history").json()["ended"]) == 0
         assert http.get("/api/sessions/none").status_code == 404
         for path in ("/api/health", "/api/rollout/task/x/cancel", "/api//nodes/local/drain"):
             assert http.get(path).json()["error"]["message"] == "there is no such page"

@@ -86,6 +86,89 @@ def test_pages(browser: Any, tmp_path: Path) -> None:
             assert row[-3:] == ["1", "0", "-1"]
         page.screenshot(path=tmp_path / "compare.png", full_page=True)
         page.goto(f"{dashboard.url}#/session/nobody")
-        page.wait_for_selector("[role=alert] >> text=there is no such session")
+        page.wait_for_selector("[role=alert] >> text=there is no session 'nobody'")
+        assert problems == []
+        page.close()
+
+
+def test_lists_and_charts(browser: Any, tmp_path: Path) -> None:
+    """Lists are filtered and sorted, also while they are redrawn, and numbers stand under their
+    heads; charts have what the service says; tasks and pages that are not there are named."""
+    with (
+        TokenEngine("vllm") as engine,
+        RunningGateway([engine.option], sessions=tmp_path / "r") as gateway,
+        RunningService(gateway, tmp_path / "s") as service,
+        RunningDashboard(service) as dashboard,
+    ):
+        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        page.set_default_timeout(1000 * PATIENCE_S)
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(f"{dashboard.opened_at}#/compare")
+        page.wait_for_selector("text=Two tasks are needed; the service has 0.")
+        for name, count in (("alpha", 3), ("beta", 1)):
+            service.submit(task_id=name, agent=python(SPEAK), num_samples=count)
+            service.result(name)
+        service.submit(task_id="gamma", agent={"command": [sys.executable, "-c", "exit(3)"]})
+        service.result("gamma")
+
+        def names() -> list[str]:
+            return page.locator("tbody tr td:first-child").all_inner_texts()
+
+        page.goto(f"{dashboard.url}#/compare")
+        page.reload()
+        page.wait_for_selector("select[name=left]")
+        chosen = [page.locator(f"select[name={one}]").input_value() for one in ("left", "right")]
+        assert chosen == ["beta", "gamma"]
+        page.goto(f"{dashboard.url}#/compare/alpha/nobody")
+        page.wait_for_selector("[role=alert] >> text=There is no task nobody.")
+        assert page.locator("select[name=left]").input_value() == "alpha"
+        page.goto(f"{dashboard.url}#/task/nobody")
+        page.wait_for_selector("[role=alert] >> text=there is no task 'nobody'")
+        page.goto(f"{dashboard.url}#/nothing")
+        page.wait_for_selector("[role=alert] >> text=There is no page nothing.")
+
+        page.goto(f"{dashboard.url}#/tasks")
+        page.wait_for_selector("text=gamma")
+        assert names() == ["gamma", "beta", "alpha"]
+        page.get_by_role("button", name="completions").click()
+        assert names() == ["alpha", "beta", "gamma"]
+        assert page.locator("th[aria-sort=descending]").inner_text().strip() == "completions"
+        page.get_by_role("button", name="completions").click()
+        assert names() == ["gamma", "beta", "alpha"]
+        page.select_option("#tasks-choice", "with errors")
+        assert names() == ["gamma"]
+        page.select_option("#tasks-choice", "all tasks")
+        for head, cell in zip(
+            page.locator("thead th").all(),
+            page.locator("tbody tr").first.locator("td").all(),
+            strict=True,
+        ):
+            kinds = [one.evaluate("one => getComputedStyle(one).textAlign") for one in (head, cell)]
+            assert kinds[0] == kinds[1]
+        find = page.locator("#tasks-find")
+        find.click()
+        find.press_sequentially("alp")
+        assert names() == ["alpha"]
+        drawn = page.locator("#page").get_attribute("data-drawn")
+        service.submit(task_id="alpine", agent=python(SPEAK))
+        page.wait_for_selector("text=alpine")
+        assert page.locator("#page").get_attribute("data-drawn") != drawn
+        page.keyboard.type("i")
+        assert find.input_value() == "alpi" and names() == ["alpine"]
+        service.result("alpine")
+
+        page.goto(f"{dashboard.url}#/task/alpha")
+        page.wait_for_selector("h2 >> text=Task alpha")
+        told = service.http.get("/history", params={"task": "alpha"}).json()
+        for name in ("reward", "tokens_per_s", "running"):
+            shown = page.locator(f"[data-chart={name}]").evaluate(
+                "one => Array.from(one.chart.data[1])"
+            )
+            assert shown == told[name]
+            canvas = page.locator(f"[data-chart={name}] canvas")
+            assert canvas.get_attribute("role") == "img" and canvas.get_attribute("aria-label")
+        page.emulate_media(color_scheme="dark")
+        page.screenshot(path=tmp_path / "dark.png", full_page=True)
         assert problems == []
         page.close()

@@ -40,6 +40,13 @@ NASTY = (
     "<a href=\"javascript:window.hit=1\" id='hit'>here</a>",
 )
 
+UNFOLDED = """() => {
+  const all = [...document.querySelectorAll('details')];
+  all.forEach(one => { one.open = true; });
+  return all.every(one => one.childElementCount > 1);
+}"""
+"""Opens all folds, and those in them, until each has its content."""
+
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[RunningService]:
@@ -73,51 +80,96 @@ def talk(*replies: str) -> dict[str, Any]:
 
 
 def test_a_trace_token_by_token(page: Any, service: RunningService) -> None:
-    """Every token with its id and mask, and with its text and exactly the log-probability of the
-    trace where it is trained on; a long one in parts, none of them lost."""
+    """Every sampled token with its id, its text and exactly the log-probability of the trace; a
+    long trace in parts, none of them lost."""
     long = "x" * 3500
     service.result(service.submit(task_id="t", agent=talk("one", "t w\no\t\u00ad<b>\u00e9", long)))
     (trace,) = service.http.get("/sessions/t.0/trajectory").json()["traces"]
     page.goto("/#/session/t.0")
-    shown = page.locator(".tokens span[data-mask]")
+    shown = page.locator(".tokens > span.trained")
     shown.first.wait_for()
-    assert shown.count() < len(trace["response_ids"])
+    trained = [place for place, mask in enumerate(trace["loss_mask"]) if mask]
+    assert shown.count() < len(trained)
     page.get_by_role("button", name="more").click()
     page.wait_for_function(
-        "count => document.querySelectorAll('.tokens span[data-mask]').length === count",
-        arg=len(trace["response_ids"]),
+        "count => document.querySelectorAll('.tokens > span.trained').length === count",
+        arg=len(trained),
     )
     told = shown.evaluate_all(
         "all => all.map(one => [one.dataset.mask, one.lastChild.textContent, one.title,"
-        " one.style.getPropertyValue('--sure'), one.className,"
-        " one.querySelector('b')?.textContent])"
+        " one.style.getPropertyValue('--sure'), one.querySelector('b').textContent])"
     )
-    assert set(trace["loss_mask"]) == {0, 1}
-    names = ("response_ids", "loss_mask", "response_logprobs", "response_texts")
-    rows = zip(*(trace[name] for name in names), strict=True)
+    names = ("response_ids", "response_logprobs", "response_texts")
     signs = {" ": "␣", "\n": "↵", "\t": "⇥", "\u00ad": "\\u{ad}"}
-    for place, (one, row) in enumerate(zip(told, rows, strict=True)):
-        mask, text, title, sure, kind, said = one
-        id, trained, logprob, sampled = row
-        assert said == (signs.get(sampled, sampled) if trained else None)
-        assert mask == str(trained)
-        head = f"token {place}: id {id}, mask {trained}"
-        if trained:
-            begun, value = title.split(", log-probability ")
-            assert begun == head and float(value) == logprob
-            assert text.split("·")[0] == str(id) and kind == "trained"
-            assert float(text.split("·")[1]) == pytest.approx(logprob, rel=5e-3, abs=6e-4)
-            assert sure.endswith("%")
-        else:
-            assert (title, text, sure, kind) == (head, str(id), "", "between")
-    shows = "".join(said or "" for *_, said in told)
+    for place, one in zip(trained, told, strict=True):
+        mask, text, title, sure, said = one
+        id, logprob, sampled = (trace[name][place] for name in names)
+        assert said == signs.get(sampled, sampled) and mask == "1"
+        begun, value = title.split(", log-probability ")
+        assert begun == f"token {place}: id {id}, mask 1" and float(value) == logprob
+        assert text.split("·")[0] == str(id)
+        assert float(text.split("·")[1]) == pytest.approx(logprob, rel=5e-3, abs=6e-4)
+        assert sure.endswith("%")
+    shows = "".join(said for *_, said in told)
     assert shows == f"one</s>t␣w↵o⇥\\u{{ad}}<b>\u00e9</s>{long}</s>"
     said = page.locator("section", has_text="Trace 1").locator("p").first.inner_text()
-    assert f"then {len(told)}, of which {sum(trace['loss_mask'])} are trained on" in said
+    count = len(trace["response_ids"])
+    assert f"then {count}, of which {len(trained)} are trained on" in said
+
+
+def test_what_the_model_was_shown(page: Any, service: RunningService) -> None:
+    """The prompt and what came between answers are text, as the requests' messages had it, each
+    with its token ids; without records there are the ids, and a sentence says so."""
+    service.result(service.submit(task_id="t", agent=talk("one", "two"), instruction="do <b>this"))
+    (trace,) = service.http.get("/sessions/t.0/trajectory").json()["traces"]
+    between = [
+        id for id, mask in zip(trace["response_ids"], trace["loss_mask"], strict=True) if not mask
+    ]
+    page.goto("/#/session/t.0")
+    block = page.locator(".tokens > .shown")
+    block.wait_for()
+    assert block.locator("small").all_inner_texts() == ["user"]
+    assert block.locator("> p").all_inner_texts() == ["and?"]
+    block.locator("summary", has_text=f"{len(between)} tokens with mask 0").click()
+    ids = block.locator(".tokens span")
+    ids.first.wait_for()
+    assert ids.all_inner_texts() == [str(id) for id in between]
     page.get_by_text(f"Prompt, {len(trace['prompt_ids'])} tokens").click()
-    prompt = page.locator(".tokens .prompt")
-    prompt.first.wait_for()
-    assert prompt.all_inner_texts() == [str(id) for id in trace["prompt_ids"]]
+    prompt = page.locator("details:has(> summary:text('Prompt')) > .shown")
+    prompt.locator("> p").wait_for()
+    assert prompt.locator("> p").all_inner_texts() == ["do <b>this"]
+    prompt.locator("summary").click()
+    prompt.locator(".prompt").first.wait_for()
+    shown = prompt.locator(".prompt").all_inner_texts()
+    assert shown == [str(id) for id in trace["prompt_ids"]]
+    page.route("**/completions*", lambda route: route.fulfill(status=404, body="{}"))
+    page.reload()
+    page.locator(".tokens > .shown p.soft").wait_for()
+    said = page.locator(".tokens > .shown p").first.inner_text()
+    assert said == "no record says what these tokens are"
+
+
+def test_a_timeline_and_an_evaluation_to_read(page: Any, service: RunningService) -> None:
+    """Every state has its whole name and its duration, and the evaluation is a table, its lists
+    too."""
+    own = "tests.rollouts.evaluators.user_evaluators:Worth"
+    evaluator = {"name": own, "worth": 0.25, "completions": [[1, 0, 1.0], [2, 0, -0.5]]}
+    service.result(service.submit(task_id="t", agent=talk("one", "two"), evaluator=evaluator))
+    events = service.http.get("/sessions/t.0").json()["events"]
+    page.goto("/#/session/t.0")
+    rows = page.locator(".timeline .span")
+    rows.first.wait_for()
+    assert rows.locator(".state").all_inner_texts() == [event["state"] for event in events]
+    for label in rows.locator(".state").all():
+        assert label.evaluate("one => one.scrollWidth <= one.clientWidth + 1")
+    said = rows.locator(".number").all_inner_texts()
+    assert said[-1].startswith("after ") and all(one.endswith(" s") for one in said)
+    facts = page.locator("section", has_text="Evaluation").locator("table.facts").first
+    told = {
+        row.locator("th").inner_text(): row.locator("td").inner_text()
+        for row in facts.locator("tr").all()
+    }
+    assert told == {"reward": "0.25", "told": "do it", "records": "2"}
 
 
 def test_the_list_of_tasks_is_live(page: Any, service: RunningService, tmp_path: Path) -> None:
@@ -203,11 +255,7 @@ def test_nothing_that_is_said_is_html(page: Any, service: RunningService) -> Non
         page.locator("#page > *").first.wait_for(state="attached")
         if path != "nodes":
             page.get_by_text("xss").first.wait_for(state="attached")  # options are hidden
-        for _ in range(4):  # folds hold folds
-            page.evaluate(
-                "document.querySelectorAll('details').forEach(one => { one.open = true; })"
-            )
-            page.wait_for_timeout(100)
+        page.wait_for_function(UNFOLDED)
         made = "#page :is(img, script, svg, iframe, object, #hit, [onerror], [onload])"
         assert page.locator(made).count() == 0
         links = page.locator("a").evaluate_all("all => all.map(one => one.getAttribute('href'))")

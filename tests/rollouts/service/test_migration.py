@@ -31,7 +31,7 @@ TOPOLOGY: dict[str, Any] = {
 TASK: dict[str, Any] = {
     "instruction": "do",
     "agent": {"command": "true"},
-    "runtime": {},
+    "runtime": {"kind": "docker", "image": "i"},
     "environment": {"url": "http://e"},
     "evaluator": {"name": "test_on_output", "command": ["true"]},
 }

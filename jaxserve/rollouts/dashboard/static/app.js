@@ -10,6 +10,8 @@ const AGAIN_MS = 5000; // interval of redraws: nodes' loads and completions have
 let drawing = 0;
 let due = null;
 
+const noPage = (name) => [make("p", { role: "alert" }, `There is no page ${name}.`)];
+
 async function draw() {
   const [name = "nodes", ...rest] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
   const mine = (drawing += 1);
@@ -19,12 +21,21 @@ async function draw() {
     else one.removeAttribute("aria-current");
   }
   try {
-    const made = await (pages[name] ?? pages.nodes)(...rest);
-    if (mine === drawing) page.replaceChildren(...made);
+    const made = Object.hasOwn(pages, name) ? await pages[name](...rest) : noPage(name);
+    if (mine === drawing) replace(made);
   } catch (error) {
     if (mine === drawing) page.replaceChildren(make("p", { role: "alert" }, error.message));
   }
   if (mine === drawing) page.dataset.drawn = String(mine);
+}
+
+// Shows elements in place of the old ones. The focused filter keeps its focus and its cursor.
+function replace(made) {
+  const { id, selectionStart, selectionEnd } = document.activeElement ?? {};
+  page.replaceChildren(...made);
+  const same = id ? document.getElementById(id) : null;
+  same?.focus({ preventScroll: true });
+  if (typeof selectionStart === "number") same?.setSelectionRange(selectionStart, selectionEnd);
 }
 
 function soon() {

@@ -1,9 +1,10 @@
-// Helpers for elements and requests. No text of an agent is parsed as HTML.
+// Helpers for elements, numbers and requests. No text of an agent is parsed as HTML.
 
 export function make(tag, options = {}, ...children) {
-  const { data = {}, style = {}, ...rest } = options;
+  const { data = {}, style = {}, attributes = {}, ...rest } = options;
   const made = Object.assign(document.createElement(tag), rest);
   Object.assign(made.dataset, data);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   for (const [name, value] of Object.entries(style)) made.style.setProperty(name, value);
   made.append(...children.filter((child) => child !== null && child !== undefined));
   return made;
@@ -15,14 +16,13 @@ export const panel = (title, ...children) => make("section", { className: "card"
 export const number = (value, digits = 4) => (value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString());
 export const clock = (unix) => new Date(1000 * unix).toLocaleString();
 
-export function table(headings, rows) {
-  const cell = (tag) => (content) => {
-    const isNumber = typeof content === "number";
-    return make(tag, { className: isNumber ? "number" : "" }, isNumber ? number(content) : content ?? "–");
-  };
-  const body = make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell("td")))));
-  const head = make("thead", {}, make("tr", {}, ...headings.map(cell("th"))));
-  return make("div", { className: "scroll" }, make("table", {}, head, body));
+// A duration as a person says it, in at most two units.
+export function duration(seconds) {
+  if (seconds < 60) return `${number(seconds, 3)} s`;
+  const whole = Math.round(seconds);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  const minutes = Math.round(seconds / 60);
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 // A foldable part, which stays open or closed when the page is redrawn.

@@ -1,13 +1,18 @@
 // The pages: each function returns the elements of a page.
 
-import { ask, clock, fold, link, make, number, panel, state, table } from "./dom.js";
+import { charts } from "./charts.js";
 import { shown } from "./diff.js";
+import { ask, clock, duration, fold, link, make, number, panel, state } from "./dom.js";
+import { jsonTable, sortedList, table } from "./tables.js";
 import { traceView } from "./tokens.js";
 
 const ENDED = ["COMPLETED", "ERROR", "TIMEOUT"];
 const MOST_RECORDS = 1000;
+const POINTS = 60; // of a chart
+const HISTORY_MS = 5000; // interval of requests for charts
 const POOL_STATES = { init: ["INITIALIZING"], run: ["RUNNING"], post_run: ["POST_RUN", "BUILDING"], eval: ["EVALUATING"], prewarm: [] };
 const total = (counts) => Object.values(counts).reduce((sum, one) => sum + one, 0);
+const ended = (task) => ENDED.reduce((sum, one) => sum + (task.states[one] ?? 0), 0);
 
 function progress(states) {
   const all = Math.max(1, total(states));
@@ -39,27 +44,67 @@ function nodeCard(node) {
     ...(engines.length ? engines : [make("p", {}, "Its gateway has not said how its engines are.")]));
 }
 
-const taskRow = (task) => [
-  link(["task", task.task_id]), task.agent, task.model, clock(task.submitted_unix_s),
-  progress(task.states), `${ENDED.reduce((sum, one) => sum + (task.states[one] ?? 0), 0)} of ${total(task.states)}`,
-  task.mean_reward, task.traces, task.completions, task.callback,
-];
-
-export async function tasks() {
-  const { tasks: found } = await ask("/tasks");
-  if (!found.length) return [make("p", {}, "No task was submitted yet.")];
-  const headings = ["task", "agent", "model", "submitted", "progress", "ended", "mean reward", "traces", "completions", "callback"];
-  return [panel("Tasks", table(headings, found.reverse().map(taskRow)))];
+// Charts of one task or of all; requested again after some seconds only.
+const histories = new Map();
+async function historyOf(task) {
+  const held = histories.get(task);
+  if (held && Date.now() - held.at < HISTORY_MS) return held.found;
+  const of = task === undefined ? "" : `&task=${encodeURIComponent(task)}`;
+  const found = await ask(`/history?points=${POINTS}${of}`);
+  histories.set(task, { at: Date.now(), found });
+  return found;
 }
 
+const TASKS = [
+  { title: "task", value: (task) => task.task_id, show: (task) => link(["task", task.task_id]) },
+  { title: "agent", value: (task) => task.agent },
+  { title: "model", value: (task) => task.model },
+  { title: "submitted", value: (task) => task.submitted_unix_s, show: (task) => clock(task.submitted_unix_s) },
+  { title: "progress", value: (task) => ended(task) / total(task.states), show: (task) => progress(task.states) },
+  { title: "ended", value: ended, show: (task) => `${ended(task)} of ${total(task.states)}` },
+  { title: "mean reward", value: (task) => task.mean_reward },
+  { title: "traces", value: (task) => task.traces },
+  { title: "completions", value: (task) => task.completions },
+  { title: "callback", value: (task) => task.callback },
+];
+const TASK_CHOICES = {
+  "all tasks": () => true,
+  "open": (task) => ended(task) < total(task.states),
+  "ended": (task) => ended(task) === total(task.states),
+  "with errors": (task) => (task.states.ERROR ?? 0) + (task.states.TIMEOUT ?? 0) > 0,
+};
+
+export async function tasks() {
+  const [{ tasks: found }, history] = await Promise.all([ask("/tasks"), historyOf()]);
+  if (!found.length) return [make("p", {}, "No task was submitted yet.")];
+  const options = { words: (task) => [task.task_id, task.agent, task.model], choices: TASK_CHOICES, sort: { by: 3, down: true } };
+  return [charts("tasks", history), panel("Tasks", sortedList("tasks", TASKS, found, options))];
+}
+
+const SESSIONS = [
+  { title: "session", value: (one) => one.sample, show: (one) => link(["session", one.session_id]) },
+  { title: "state", value: (one) => one.state, show: (one) => state(one.state) },
+  { title: "node", value: (one) => one.node },
+  ...["reward", "traces", "completions"].map((name) => ({ title: name, value: (one) => one[name] })),
+  { title: "trained tokens", value: (one) => one.trainable },
+  { title: "attempts", value: (one) => one.attempt },
+  { title: "reason", value: (one) => one.reason },
+];
+const SESSION_CHOICES = {
+  "all states": () => true,
+  "open": (one) => !ENDED.includes(one.state),
+  ...Object.fromEntries(ENDED.map((name) => [name, (one) => one.state === name])),
+};
+
 export async function task(id) {
-  const found = await ask(`/tasks/${encodeURIComponent(id)}/sessions`);
-  const headings = ["session", "state", "node", "reward", "traces", "completions", "trained tokens", "attempts", "reason"];
-  const rows = found.sessions.map((one) => [
-    link(["session", one.session_id]), state(one.state), one.node, one.reward ?? null, one.traces, one.completions, one.trainable, one.attempt, one.reason,
-  ]);
+  const [found, history] = await Promise.all([ask(`/tasks/${encodeURIComponent(id)}/sessions`), historyOf(id)]);
   const said = `${found.completed} of ${found.sessions.length} completed; mean reward ${number(found.mean_reward)}`;
-  return [panel(`Task ${id}`, make("p", {}, said), table(headings, rows), fold(`${id}-metadata`, "Metadata", () => json(found.metadata)))];
+  const options = { words: (one) => [one.session_id, one.node, one.reason], choices: SESSION_CHOICES, sort: { by: 0, down: false } };
+  return [
+    charts(`task ${id}`, history),
+    panel(`Task ${id}`, make("p", {}, said), sortedList(`task-${id}`, SESSIONS, found.sessions, options),
+      fold(`${id}-metadata`, "Metadata", () => json(found.metadata))),
+  ];
 }
 
 const json = (value) => make("pre", {}, JSON.stringify(value, null, 2) ?? "nothing");
@@ -67,14 +112,18 @@ const pretty = (text) => {
   try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text ?? ""; }
 };
 
+// A row for each state: its name, when in the session it was, and how long it lasted.
 function timeline(events) {
-  const first = events[0].at_unix_s, last = events.at(-1).at_unix_s;
-  const spans = events.slice(0, -1).map((event, place) => {
-    const seconds = events[place + 1].at_unix_s - event.at_unix_s;
-    const title = `${event.state}: ${number(seconds, 3)} s`;
-    return make("span", { title, style: { flex: `${Math.max(seconds, (last - first) / 200)} 0 0` } }, event.state);
+  const first = events[0].at_unix_s, whole = Math.max(events.at(-1).at_unix_s - first, 1e-9);
+  const percent = (seconds) => `${(100 * seconds) / whole}%`;
+  const rows = events.map((event, place) => {
+    const next = events[place + 1];
+    const seconds = next ? next.at_unix_s - event.at_unix_s : null;
+    const bar = make("i", { style: { "margin-left": percent(event.at_unix_s - first), width: percent(seconds ?? 0) } });
+    return make("div", { className: "span", title: event.reason }, state(event.state),
+      make("span", { className: "track" }, bar), make("span", { className: "number" }, seconds === null ? `after ${duration(whole)}` : duration(seconds)));
   });
-  return make("div", { className: "timeline" }, ...spans);
+  return make("div", { className: "timeline" }, ...rows);
 }
 
 function completion(record, key) {
@@ -116,25 +165,32 @@ export async function session(id) {
   const going = !ENDED.includes(found.state);
   const about = make("p", { data: { going } }, state(found.state), ` ${found.reason || ""} `, link(["task", found.task.task_id]), ` · node ${found.node ?? "none yet"} · attempt ${found.attempt}`);
   const last = found.events.at(-1);
-  const events = going ? [...found.events, { ...last, at_unix_s: Date.now() / 1000 }] : found.events;
+  const events = going ? [...found.events, { ...last, state: "now", at_unix_s: Math.max(Date.now() / 1000, last.at_unix_s) }] : found.events;
   const some = records.length < MOST_RECORDS ? records.length : `the first ${MOST_RECORDS}`;
+  const { dropped = {}, cuts = {}, failures = {} } = found;
   return [
     panel(`Session ${id}`, about, timeline(events), fold(`${id}-task`, "Task as submitted", () => json(found.task))),
-    panel("Evaluation", make("p", {}, `reward ${number(found.reward ?? null)}`), json({ evaluation: found.evaluation, dropped: found.dropped, cuts: found.cuts, failures: found.failures })),
+    panel("Evaluation", jsonTable(`${id}-evaluation`, { reward: found.reward ?? null, ...found.evaluation, dropped, cuts, failures })),
     panel(`Completions (${some})`, ...records.map((record) => completion(record, id))),
-    ...traces.map((trace, index) => traceView(trace, index, id)),
+    ...traces.map((trace, index) => traceView(trace, index, id, records)),
   ];
 }
 
+const MEANS = { reward: "reward", traces: "traces", completions: "completions", trainable: "trained tokens", attempt: "attempts" };
+
 export async function compare(left, right) {
   const { tasks: all } = await ask("/tasks");
+  const names = all.map((one) => one.task_id).reverse(); // the newest first
+  if (!left && names.length < 2) return [panel("Compare two tasks", make("p", {}, `Two tasks are needed; the service has ${names.length}.`))];
   const choose = (name, value) => make("select", { name, ariaLabel: name },
-    ...all.map((one) => make("option", { value: one.task_id, selected: one.task_id === value }, one.task_id)));
-  const form = make("form", { className: "row" }, choose("left", left), choose("right", right), make("button", { type: "submit" }, "Compare"));
+    ...names.map((one) => make("option", { value: one, selected: one === value }, one)));
+  const form = make("form", { className: "row" }, choose("left", left ?? names[1]), choose("right", right ?? names[0]), make("button", { type: "submit" }, "Compare"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     location.hash = `#/compare/${encodeURIComponent(form.left.value)}/${encodeURIComponent(form.right.value)}`;
   });
+  const unknown = [left, right].filter((name) => name !== undefined && !names.includes(name));
+  if (unknown.length) return [panel("Compare two tasks", form, make("p", { role: "alert" }, `There is no task ${unknown.join(" or ")}.`))];
   if (!left || !right) return [panel("Compare two tasks", form)];
   const [a, b] = await Promise.all([left, right].map((id) => ask(`/tasks/${encodeURIComponent(id)}/sessions`)));
   const mean = (found, name) => {
@@ -143,7 +199,7 @@ export async function compare(left, right) {
   };
   const rows = [
     ["completed", a.completed, b.completed], ["sessions", a.sessions.length, b.sessions.length],
-    ...["reward", "traces", "completions", "trainable", "attempt"].map((name) => [`mean ${name}`, mean(a, name), mean(b, name)]),
+    ...Object.entries(MEANS).map(([name, title]) => [`mean ${title}`, mean(a, name), mean(b, name)]),
   ].map(([name, x, y]) => [name, x, y, x === null || y === null ? null : y - x]);
   const count = Math.max(a.sessions.length, b.sessions.length);
   const one = (found, sample) => {

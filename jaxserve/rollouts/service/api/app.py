@@ -188,7 +188,7 @@ class RolloutService:
     def _known(self, request: Request) -> str:
         task = request.path_params["id"]
         if self._state.spec(task) is None:
-            raise HTTPException(404, "there is no such task")
+            raise HTTPException(404, f"there is no task {task!r:.100}")
         return task
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,7 @@ from starlette.routing import Route
 
 from jaxserve.gateway.http.json_http import number_in, plain_json
 from jaxserve.gateway.http.token_files import CONTROL
+from jaxserve.rollouts.service.api.history import history
 from jaxserve.rollouts.service.api.results import session_result, task_result
 from jaxserve.rollouts.service.client import TokenAuth
 from jaxserve.rollouts.service.cluster.registry import NodeRegistry
@@ -29,6 +31,9 @@ _MOST = 1_000_000_000_000
 _ALIVE_S = 15.0
 """Interval between comments in an event stream without events."""
 _GATEWAY_S = 30.0
+_MOST_POINTS = 1000
+_MOST_SPANS = 5000
+"""Sessions in a history: those that changed last."""
 
 
 class ChangeNotifier:
@@ -76,6 +81,7 @@ class ReadRoutes:
         return [
             Route("/tasks", self._tasks),
             Route("/tasks/{id}/sessions", self._sessions),
+            Route("/history", self._history),
             Route("/sessions/{id}", self._session),
             Route("/sessions/{id}/completions", self._completions),
             Route("/sessions/{id}/trajectory", self._trajectory),
@@ -88,9 +94,16 @@ class ReadRoutes:
 
     async def _sessions(self, request: Request) -> Response:
         task = request.path_params["id"]
-        if self._state.spec(task) is None:
-            raise HTTPException(404, "there is no such task")
+        self._check_task(task)
         return plain_json(task_result(self._state, task))
+
+    async def _history(self, request: Request) -> Response:
+        """``?task=ID&points=60``: figures over time, of one task or of all."""
+        task = request.query_params.get("task")
+        if task is not None:
+            self._check_task(task)
+        points = int(number_in(request, "points", 1, _MOST_POINTS, 60))
+        return plain_json(history(self._state.spans(task, _MOST_SPANS), points, time.time()))
 
     async def _session(self, request: Request) -> Response:
         """One session: its task as submitted, its state, and its changes of state."""
@@ -167,7 +180,11 @@ class ReadRoutes:
     def _row(self, request: Request) -> SessionRow:
         with suppress(IndexError):
             return self._state.session(request.path_params["id"])
-        raise HTTPException(404, "there is no such session")
+        raise HTTPException(404, f"there is no session {request.path_params['id']!r:.100}")
+
+    def _check_task(self, task: str) -> None:
+        if self._state.spec(task) is None:
+            raise HTTPException(404, f"there is no task {task!r:.100}")
 
 
 def _event(event: dict[str, Any]) -> bytes:

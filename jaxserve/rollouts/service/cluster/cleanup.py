@@ -6,13 +6,13 @@ import asyncio
 import logging
 import shutil
 import sqlite3
-import tempfile
 import time
 from pathlib import Path
 
 from jaxserve.errors import InputError
 from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
-from jaxserve.rollouts.runtimes import CommandLine, containers_removal, list_containers
+from jaxserve.rollouts.sandboxes.containers import containers_removal, list_containers
+from jaxserve.rollouts.sandboxes.processes import client_variables
 from jaxserve.rollouts.service.control_client import ControlClient
 from jaxserve.rollouts.service.state.database import OpenKey, StateDatabase
 
@@ -22,7 +22,6 @@ _LONGEST_WAIT_S = 300.0
 _LONGEST_SILENCE_S = 86_400.0
 """Age of a key after which a gateway that does not answer is given up."""
 _DOCKER_S = 60.0
-_MOST_PRINTED = 2**20
 _AT_ONCE = (0.0, _INTERVAL_S)
 
 
@@ -40,16 +39,16 @@ async def remove_containers(save_dir: Path) -> None:
         await _words(containers_removal(containers))
 
 
-async def _words(process: CommandLine) -> list[str]:
-    """Words of a command's output; none where the command fails, or the disk is full."""
-    limits = ProcessLimits(_DOCKER_S, output_bytes=_MOST_PRINTED)
+async def _words(command: tuple[str, ...]) -> list[str]:
+    """Words of a command's output; none where the command fails."""
+    pieces: list[bytes] = []
     try:
-        with tempfile.TemporaryDirectory() as name:
-            folder, printed = Path(name), Path(name, "printed")
-            ended = await run_process(process.argv, folder, process.environment, printed, limits)
-            return [] if ended.code else printed.read_text().split()
-    except OSError:
+        ended = await run_process(
+            command, Path("/"), client_variables(), pieces.append, ProcessLimits(_DOCKER_S)
+        )
+    except OSError:  # the disk is full
         return []
+    return [] if ended.code else b"".join(pieces).decode(errors="replace").split()
 
 
 class KeyCleanup:

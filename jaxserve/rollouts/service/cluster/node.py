@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
+from jaxserve.rollouts.bounded_process import CommandOutput, ProcessLimits, run_process
 from jaxserve.rollouts.service.client import SERVICE, TokenAuth
 from jaxserve.rollouts.service.cluster.cleanup import remove_containers
 from jaxserve.rollouts.service.control_client import ControlClient
@@ -163,11 +163,10 @@ async def keep_gateway(arguments: tuple[str, ...], folder: Path) -> None:
       folder: folder of its output file.
     """
     command = (sys.executable, "-m", "jaxserve.cli", "gateway", *arguments)
+    limits = ProcessLimits(_FOREVER_S)
     while True:
-        printed = folder / "gateway.log"
-        ended = await run_process(
-            command, folder, dict(os.environ), printed, ProcessLimits(_FOREVER_S)
-        )
+        with CommandOutput(folder / "gateway.log", limits.output_bytes) as output:
+            ended = await run_process(command, folder, dict(os.environ), output.write, limits)
         _LOG.error("the gateway ended with %s; another one begins", ended.code or ended.reason)
         await asyncio.sleep(_RETRY_S)
 

@@ -21,9 +21,12 @@ from jaxserve.rollouts.service.state.lifecycle import (
     BEFORE_RUN,
     ENDED,
     INITIALIZING,
+    POST_RUN,
     REGISTERED,
+    RUNNING,
     STATES,
     SessionRow,
+    SessionSpan,
 )
 from jaxserve.rollouts.traces import ERROR
 from jaxserve.runtime.storage import connect, lock_file
@@ -354,6 +357,23 @@ class StateDatabase:
             (after, session, limit),
         )
         return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def spans(self, task: str | None, most: int) -> list[SessionSpan]:
+        """The sessions that changed last: of one task, or of all."""
+        at = "(SELECT max(at) FROM events WHERE session = sessions.id AND state = ?)"
+        dropped = "(SELECT total(value) FROM json_each(result, '$.dropped'))"
+        rows = self._sql.execute(
+            f"SELECT state, since, {at}, {at}, ifnull(json_extract(result, '$.trainable'), 0)"
+            f" + {dropped}, json_extract(result, '$.reward') FROM sessions"
+            " WHERE task = ifnull(?, task) ORDER BY since DESC LIMIT ?",
+            (RUNNING, POST_RUN, task, most),
+        )
+        found = []
+        for state, since, began, left, tokens, reward in rows:
+            if began is not None and (left is None or left < began):
+                left = None if state == RUNNING else since  # the node was lost, or cancelled
+            found.append(SessionSpan(state in ENDED, since, began, left, int(tokens), reward))
+        return found
 
     def due(self) -> list[tuple[str, int]]:
         """Ended tasks whose result is to be pushed, with the number of pushes so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxserve.rollouts.traces import COMPLETED, ERROR, TIMEOUT
 
@@ -63,6 +63,23 @@ class SessionRow:
         """Result of a session that ends without an evaluation; names its records, if any."""
         records = {"records": self.recorded, "attempt": self.attempt} if self.attempt else {}
         return {"reward": None, **records}
+
+
+class SessionSpan(NamedTuple):
+    """The times and figures of a session, for charts."""
+
+    ended: bool
+    """whether the session has ended."""
+    since: float
+    """last change of state, s since 1970."""
+    began: float | None
+    """start of the agent in the last attempt, s since 1970; None before."""
+    left: float | None
+    """end of the agent, s since 1970; None while it runs."""
+    tokens: int
+    """sampled tokens, known from the session's end on."""
+    reward: float | None
+    """reward; None without a grade."""
 
 
 @dataclass(frozen=True)

@@ -3,40 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from jaxserve.errors import InputError
 from jaxserve.gateway.recording.redaction import Redaction
-from jaxserve.rollouts.bounded_process import MARK, ProcessExit, ProcessLimits, run_process
+from jaxserve.rollouts.bounded_process import MARK, CommandOutput, ProcessExit, ProcessLimits
 from jaxserve.rollouts.evaluators import EnvironmentEpisode
 from jaxserve.rollouts.presets import Launch, load_preset
-from jaxserve.rollouts.runtimes import Runtime, ServiceVariables, command_line, container_removal
+from jaxserve.rollouts.sandboxes import Sandbox, SandboxCommand
 from jaxserve.rollouts.service.worker.workspace import Workspace
 
-_REMOVAL_S = 60.0
+_LOG = logging.getLogger("jaxserve.rollouts")
+_COPIES_S = 600.0
+"""Time for copies of folders into a sandbox and back, beyond the time limit of the command, s."""
 _OF_SESSION = ("SESSION_ID", "TASK_ID", "SESSION_DIR", "ARTIFACTS_DIR")
 _OF_EPISODE = ("ENVIRONMENT_URL", "ENVIRONMENT_SESSION_ID")
 _TOKEN = "ENVIRONMENT_TOKEN"
 _OF_RUNTIME = ("PATH", "HOME")
-"""Variables that the runtime sets."""
+"""Variables that the sandbox sets."""
 OWN_VARIABLES = frozenset(
     (*_OF_RUNTIME, MARK, *_OF_SESSION, *_OF_EPISODE, _TOKEN, *load_preset("shell").environment)
 )
 """Variables of agents that a task must not set."""
 
 
+@dataclass(frozen=True)
+class Runtime:
+    """The runtime of a task's commands."""
+
+    sandbox: Callable[[Path], Sandbox]
+    """sandbox of a session's folder."""
+    source: Path | None = None
+    """folder that is copied for each agent; None gives agents an empty folder."""
+    prepare: tuple[tuple[str, ...], ...] = ()
+    """commands to run in the copy before the agent."""
+    eval_prepare: tuple[tuple[str, ...], ...] = ()
+    """commands to run in the evaluation's own copy."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """variables of all commands, beside the service's."""
+
+
+@dataclass(frozen=True)
+class ServiceVariables:
+    """Variables that the service sets, apart from those of a task."""
+
+    home: Path
+    """``HOME``."""
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """other variables, keys among them."""
+
+
 def session_variables(
     task: str,
     session: str,
-    workspace: Workspace,
+    inside: Workspace,
     launch: Launch,
     episode: EnvironmentEpisode | None,
 ) -> ServiceVariables:
-    """Variables of the commands that prepare a session, and of its agent."""
-    folders = (str(workspace.top), str(workspace.artifacts))
+    """Variables of the commands that prepare a session, and of its agent.
+
+    Args:
+      inside: the session's folders as the sandbox has them.
+    """
+    folders = (str(inside.top), str(inside.artifacts))
     values = {
         **launch.environment,
         **dict(zip(_OF_SESSION, (session, task, *folders), strict=True)),
@@ -44,7 +79,7 @@ def session_variables(
     if episode is not None:
         values |= dict(zip(_OF_EPISODE, (episode.url, episode.session_id), strict=True))
     own = {name: value for name, value in values.items() if name not in _OF_RUNTIME}
-    return ServiceVariables(workspace.home, own)
+    return ServiceVariables(inside.home, own)
 
 
 @dataclass(frozen=True)
@@ -76,12 +111,8 @@ def environment_token(
 
 @dataclass(frozen=True)
 class CommandPlace:
-    """Folder, variables and output file of a command."""
+    """Variables and output file of a command."""
 
-    top: Path
-    """folder that a container sees."""
-    folder: Path
-    """working directory, inside ``top``."""
     variables: ServiceVariables
     """variables that the service sets."""
     printed: Path
@@ -89,64 +120,85 @@ class CommandPlace:
     redaction: Redaction = field(default_factory=Redaction)
     """secrets that are removed from the output."""
 
-    @classmethod
-    def of_evaluation(cls, top: Path, printed: Path) -> CommandPlace:
-        """The place of commands that evaluate a session; they get no key."""
-        variables = ServiceVariables(top, {"ARTIFACTS_DIR": str(top / "artifacts")})
-        return cls(top, top / "work", variables, printed)
+
+def evaluation_variables(inside: Workspace) -> ServiceVariables:
+    """Variables of commands that evaluate a session; they get no key.
+
+    Args:
+      inside: the evaluator's folders as the sandbox has them.
+    """
+    return ServiceVariables(inside.top, {"ARTIFACTS_DIR": str(inside.artifacts)})
 
 
 class Execution:
-    """The commands of one stage."""
+    """The commands of one stage, each in a sandbox of its own."""
 
-    def __init__(self, runtime: Runtime, budget_s: float, output_bytes: int) -> None:
-        """Args: the runtime; the time limit of all commands together, from now; the most bytes of
-        output that are kept of each."""
-        self._runtime, self._output_bytes = runtime, output_bytes
+    def __init__(self, runtime: Runtime, folder: Path, budget_s: float, output_bytes: int) -> None:
+        """Args: the runtime; the folder of the session or of its evaluation; the time limit of all
+        commands together, from now; the most bytes of output that are kept of each."""
+        self._runtime, self._folder, self._output_bytes = runtime, folder, output_bytes
         self._deadline_s = time.monotonic() + budget_s
+
+    @property
+    def inside(self) -> Workspace:
+        """The folders as the sandbox has them."""
+        return Workspace(self._runtime.sandbox(self._folder).inside)
 
     async def run(
         self, command: Sequence[str], place: CommandPlace, given: bytes = b""
     ) -> ProcessExit:
-        """Runs a command to its end, and removes its container.
+        """Runs a command to its end in ``work``; a sandbox that fails is the reason of the end.
 
         Args:
           given: standard input.
         """
-        process = command_line(
-            self._runtime, command, place.variables, place.top, place.folder, reads=bool(given)
+        budget_s = self._deadline_s - time.monotonic()
+        if budget_s <= 0:
+            return ProcessExit(-signal.SIGTERM, timed_out=True)
+        sandbox = self._runtime.sandbox(self._folder)
+        own = place.variables
+        inside = Workspace(sandbox.inside)
+        asked = SandboxCommand(
+            tuple(command), inside.work, self._runtime.variables, own.home, own.values, given
         )
-        remaining_s = self._deadline_s - time.monotonic()
-        limits = ProcessLimits(remaining_s, output_bytes=self._output_bytes)
+        limits = ProcessLimits(budget_s, output_bytes=self._output_bytes)
+        folders = [one.name for one in self._folder.iterdir() if one.is_dir()]
         try:
-            return await run_process(
-                process.argv,
-                place.folder,
-                process.environment,
-                place.printed,
-                limits,
-                given,
-                place.redaction,
-            )
+            async with asyncio.timeout(budget_s + _COPIES_S):
+                with CommandOutput(place.printed, self._output_bytes, place.redaction) as output:
+                    for name in folders:
+                        await sandbox.put(name)
+                    ended = await sandbox.run(asked, output.write, limits)
+                    for name in folders:
+                        await sandbox.get(name)
+            return ended
+        except InputError as error:
+            return ProcessExit(127, reason=str(error))
+        except TimeoutError:
+            return ProcessExit(127, reason="the sandbox did not answer in time")
+        except Exception as error:
+            _LOG.error("a sandbox failed", exc_info=error)
+            return ProcessExit(127, reason=f"the sandbox failed: {type(error).__name__}: {error}")
         finally:
-            await asyncio.shield(self.remove(place.top))
+            await asyncio.shield(_ended(sandbox))
 
     def run_and_wait(
-        self, place: CommandPlace, command: Sequence[str], printed: Path
+        self, variables: ServiceVariables, command: Sequence[str], printed: Path
     ) -> ProcessExit:
         """``run`` for a thread without an event loop; output goes to ``printed``, unredacted."""
-        bare = CommandPlace(place.top, place.folder, place.variables, printed)
-        return asyncio.run(self.run(command, bare))
+        return asyncio.run(self.run(command, CommandPlace(variables, printed)))
 
-    async def remove(self, top: Path) -> None:
-        """Removes a container that outlived its command or its node."""
-        process = container_removal(self._runtime, top)
-        if process is not None:
-            printed = top.with_name(f".{top.name}.removal")
-            limits = ProcessLimits(_REMOVAL_S, output_bytes=2**16)
-            top.parent.mkdir(parents=True, exist_ok=True)
-            await run_process(process.argv, top.parent, process.environment, printed, limits)
-            printed.unlink(missing_ok=True)
+    async def remove(self) -> None:
+        """Removes the sandbox that a killed node may have left."""
+        await _ended(self._runtime.sandbox(self._folder))
+
+
+async def _ended(sandbox: Sandbox) -> None:
+    """Ends a sandbox; a failure is logged, since the command has its end already."""
+    try:
+        await sandbox.end()
+    except Exception as error:
+        _LOG.warning("a sandbox may be left: %s: %s", type(error).__name__, error)
 
 
 def copy_artifacts(source: Path, target: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from jaxserve.checks import JsonObject, address, one_of, refuse
 from jaxserve.rollouts.evaluators import Evaluator, parse_evaluator
 from jaxserve.rollouts.harness import Agent, parse_agent
-from jaxserve.rollouts.runtimes import DOCKER, KINDS, LOCAL, Runtime
-from jaxserve.rollouts.service.worker.execution import OWN_VARIABLES
+from jaxserve.rollouts.sandboxes import parse_sandbox
+from jaxserve.rollouts.service.worker.execution import OWN_VARIABLES, Runtime
 
 _FIELDS = (
     "task_id",
@@ -30,7 +30,6 @@ _FIELDS = (
 )
 BUILDERS = ("prefix_merging", "per_request")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
-_REFERENCE = re.compile(r"[!-,./-~][!-~]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_INSTRUCTION = 100_000
 """Bytes; Linux allows an argument of 131,072 at most."""
@@ -115,19 +114,8 @@ def _callback(url: Any) -> str:
 
 def _runtime(given: Any, agent: Agent) -> Runtime:
     """Checks the field ``runtime``; the variables of the agent's preset are not the task's."""
-    known = ("kind", "image", "network", "source", "prepare", "eval_prepare", "variables")
-    fields = JsonObject(given, "runtime", known)
-    kind = one_of("runtime: kind", fields.get("kind", LOCAL), KINDS)
-    for name in ("image", "network"):
-        given = fields.get(name)
-        if given is not None and kind == LOCAL:
-            refuse(f"runtime: {name}", given, "left out where no container is used")
-        if (given is None and kind != LOCAL and name == "image") or (
-            given is not None and (not isinstance(given, str) or not _REFERENCE.fullmatch(given))
-        ):
-            refuse(f"runtime: {name}", given, "printable ASCII without spaces, no - first")
-    if "network" in fields and kind != DOCKER:
-        refuse("runtime: network", fields["network"], "left out where docker is not used")
+    fields = JsonObject(given, "runtime")
+    sandbox = parse_sandbox(fields)
     source = fields.get("source")
     if source is not None and (not isinstance(source, str) or not Path(source).is_dir()):
         refuse("runtime: source", source, "a folder of the service's machine")
@@ -139,9 +127,7 @@ def _runtime(given: Any, agent: Agent) -> Runtime:
         _plain(f"runtime: variables: {name}", value)
     prepare = _commands(fields, "prepare", [])
     return Runtime(
-        kind=kind,
-        image=fields.get("image", ""),
-        network=fields.get("network", Runtime.network),
+        sandbox=sandbox,
         source=None if source is None else Path(source).absolute(),
         prepare=prepare,
         eval_prepare=_commands(fields, "eval_prepare", prepare),

@@ -30,6 +30,7 @@ from jaxserve.rollouts.service.worker.execution import (
     Execution,
     copy_artifacts,
     environment_token,
+    evaluation_variables,
     session_variables,
 )
 from jaxserve.rollouts.service.worker.grades import SessionGrade, apply_grade, check_grade
@@ -179,16 +180,16 @@ class _SessionRun:
         """Closes the key and removes the container that a killed node may have left."""
         if self._session.attempt:
             await self._control.shut(self._session.recorded)
-            top = self._workspace(task).top
-            await self._execution(task, 0.0).remove(top)
+            await self._execution(task, self._workspace(task).top, 0.0).remove()
 
     async def _run(self, task: RolloutTask) -> None:
         """Prepares the session and runs its agent, up to POST_RUN."""
         async with self._slots["init"]:
             attempt = self._session.attempt + 1
-            execution = self._execution(task, task.timeout_s)
             await self._move(lifecycle.INITIALIZING, attempt=attempt)
             workspace = self._workspace(task)
+            execution = self._execution(task, workspace.top, task.timeout_s)
+            inside = execution.inside
             await asyncio.to_thread(workspace.make, task.runtime.source)
             metadata = {"task": task.id, "sample": self._session.sample, "attempt": attempt}
             key = await self._control.create(self._session.recorded, metadata)
@@ -199,13 +200,13 @@ class _SessionRun:
                 instruction,
                 self._settings.gateway,
                 key,
-                workspace.home,
+                inside.home,
                 None if token is None else token.url,
             )
-            variables = session_variables(task.id, self._session.id, workspace, launch, episode)
+            variables = session_variables(task.id, self._session.id, inside, launch, episode)
             redaction = Redaction((key, *vars(self._tokens).values()))
             printed = workspace.top / "prepare.log"
-            place = CommandPlace(workspace.top, workspace.work, variables, printed, redaction)
+            place = CommandPlace(variables, printed, redaction)
             run = None
             for name, command in (
                 *((f"runtime: prepare[{n}]", one) for n, one in enumerate(task.runtime.prepare)),
@@ -215,7 +216,7 @@ class _SessionRun:
                 if ended.status != lifecycle.COMPLETED:
                     run = ended
                     break
-            await asyncio.to_thread(write_files, launch)
+            await asyncio.to_thread(write_files, launch, inside, workspace)
         if _needs_fresh(task):
             self._prewarmed = asyncio.create_task(self._prewarm(task))
         await self._move(lifecycle.READY, episode=None if episode is None else vars(episode))
@@ -283,8 +284,9 @@ class _SessionRun:
             top = await asyncio.to_thread(workspace.fresh, source)
             if not fresh:
                 return top
-            execution = self._execution(task, self._settings.eval_s)
-            place = CommandPlace.of_evaluation(top, top / "prepare.log")
+            execution = self._execution(task, top, self._settings.eval_s)
+            variables = evaluation_variables(execution.inside)
+            place = CommandPlace(variables, top / "prepare.log")
             for number, command in enumerate(task.runtime.eval_prepare):
                 name = f"runtime: eval_prepare[{number}]"
                 run = _agent_run(name, await execution.run(command, place))
@@ -300,7 +302,7 @@ class _SessionRun:
         workspace, top = self._workspace(task), await self._prewarmed
         if _needs_fresh(task):
             await asyncio.to_thread(copy_artifacts, workspace.artifacts, top / "artifacts")
-        execution = self._execution(task, self._settings.eval_s)
+        execution = self._execution(task, top, self._settings.eval_s)
         context = EvaluationContext(
             session=self._session.id,
             instruction=task.instruction,
@@ -308,7 +310,7 @@ class _SessionRun:
             artifacts=workspace.artifacts,
             scratch=top,
             fresh=top / "work",
-            execute=partial(execution.run_and_wait, CommandPlace.of_evaluation(top, top)),
+            execute=partial(execution.run_and_wait, evaluation_variables(execution.inside)),
             source=task.runtime.source,
             records=records,
             episode=None
@@ -330,8 +332,8 @@ class _SessionRun:
         top = Path(self._settings.save_dir).absolute() / "tasks" / task.id
         return Workspace(top / f"{self._session.sample}.{self._session.attempt}")
 
-    def _execution(self, task: RolloutTask, budget_s: float) -> Execution:
-        return Execution(task.runtime, budget_s, self._settings.output_mib * 2**20)
+    def _execution(self, task: RolloutTask, folder: Path, budget_s: float) -> Execution:
+        return Execution(task.runtime, folder, budget_s, self._settings.output_mib * 2**20)
 
     async def _move(self, state: str, reason: str = "", line: bytes = b"", **values: Any) -> None:
         if not await self._writer.move(self._lease, state, reason, values, line):

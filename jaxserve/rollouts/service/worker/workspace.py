@@ -79,15 +79,19 @@ def _make(top: Path, source: Path | None, *empty: Path) -> None:
         raise InputError(f"runtime: source cannot be copied: {error}") from None
 
 
-def write_files(launch: Launch) -> None:
+def write_files(launch: Launch, inside: Workspace, outside: Workspace) -> None:
     """Writes the files of an agent's preset, with mode 600.
+
+    Args:
+      inside: the session's folders as the sandbox has them, in which the preset has its files.
+      outside: the same folders on this machine.
 
     Raises:
       InputError: a file cannot be written.
     """
     try:
         for name, content in launch.files.items():
-            path = Path(name)
+            path = outside.top / Path(name).relative_to(inside.top)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600)
             path.write_bytes(content)

@@ -20,10 +20,10 @@ from server.local import free_port
 from tests.gateway.app.test_serve import process
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S
+from tests.rollouts.sandboxes.test_containers import STAND_IN
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.commands import begun, client, submitted
 from tests.rollouts.service.service_thread import ended
-from tests.rollouts.test_runtimes import STAND_IN
 
 INTRUDER = (
     SPEAK

@@ -172,7 +172,10 @@ def test_commands_before_the_agent_and_before_its_tests(
         ({"runtime": {"kind": "vm"}}, "runtime: kind is 'vm'; it must be one of local, docker"),
         ({"runtime": {"kind": "docker"}}, "runtime: image is None; it must be printable"),
         ({"runtime": {"kind": "docker", "image": "-v"}}, "runtime: image is '-v'"),
-        ({"runtime": {"image": "x"}}, "left out where no container is used"),
+        (
+            {"runtime": {"image": "x"}},
+            "runtime: field 'image' is unknown; allowed are eval_prepare",
+        ),
         ({"runtime": {"prepare": ["x"]}}, "runtime: prepare is ['x']; it must be a list of"),
         ({"agent": {"preset": "none", "command": "x"}}, "agent: preset is 'none'; it must be one"),
         ({"runtime": {"source": "/nowhere"}}, "runtime: source is '/nowhere'; it must be a folder"),

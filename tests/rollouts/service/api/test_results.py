@@ -67,7 +67,7 @@ async def test_a_result_is_pushed_for_a_day(
     async def refused(*request: object, **content: object) -> None:
         raise httpx.ConnectError("refused")
 
-    # Servers of other tests sleep in their threads.
+    # Of this module only: servers of other tests may sleep in their threads.
     monkeypatch.setattr(results, "asyncio", SimpleNamespace(sleep=wait))
     monkeypatch.setattr(pusher._http, "post", refused)
     await pusher._push("t", 0)

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.rollouts.runtimes import Runtime, ServiceVariables, command_line, container_name
+from jaxserve.rollouts.sandboxes import SandboxCommand
+from jaxserve.rollouts.sandboxes.containers import DockerSandbox
+from jaxserve.rollouts.sandboxes.processes import container_name
 from jaxserve.rollouts.service.cluster import cleanup
 from jaxserve.rollouts.service.cluster.cleanup import KeyCleanup, remove_containers
 from jaxserve.rollouts.service.control_client import ControlClient
@@ -65,7 +68,8 @@ class Docker:
         """The name of a container whose node was killed."""
         top = save_dir / "tasks" / "t" / session
         top.mkdir(parents=True)
-        process = command_line(Runtime("docker", "i"), ["x"], ServiceVariables(top), top, top)
+        sandbox = DockerSandbox(JsonObject({"image": "i"}, "runtime"), top)
+        process = sandbox.command_line(SandboxCommand(("x",), top, {}, top, {}))
         subprocess.run(process.argv, env=dict(process.environment), check=True)
         return container_name(top)
 

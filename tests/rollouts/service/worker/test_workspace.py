@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.service.worker.workspace import Workspace
+from jaxserve.rollouts.presets import load_preset
+from jaxserve.rollouts.service.worker.workspace import Workspace, write_files
 
 
 def test_they_are_made_anew(tmp_path: Path) -> None:
@@ -34,3 +35,17 @@ def test_they_are_made_anew(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="runtime: source cannot be copied: ") as caught:
             make(tmp_path / "gone")
         assert "\n" not in str(caught.value)
+
+
+def test_files_of_a_sandbox_elsewhere(tmp_path: Path) -> None:
+    """A preset's files name the sandbox's folder, and are written to the same place of this
+    machine's folder, readable by its user only."""
+    inside, outside = Workspace(Path("/elsewhere/s")), Workspace(tmp_path / "0.1")
+    outside.make(None)
+    launch = load_preset("codex").command("do it", "m", "http://g", "key", inside.home)
+    write_files(launch, inside, outside)
+    files = [path for path in outside.home.rglob("*") if path.is_file()]
+    assert {inside.top / path.relative_to(outside.top) for path in files} == set(
+        map(Path, launch.files)
+    )
+    assert files and all(path.stat().st_mode & 0o077 == 0 for path in files)

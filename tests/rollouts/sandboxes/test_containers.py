@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import hashlib
 import json
 import os
@@ -10,39 +11,39 @@ import shutil
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.rollouts.runtimes import (
-    Runtime,
-    ServiceVariables,
-    command_line,
-    container_name,
-    container_removal,
-)
-from jaxserve.rollouts.service.worker.execution import CommandPlace, Execution
+from jaxserve.checks import JsonObject
+from jaxserve.rollouts.sandboxes import SandboxCommand
+from jaxserve.rollouts.sandboxes.containers import ApptainerSandbox, DockerSandbox
+from jaxserve.rollouts.sandboxes.processes import CommandLine, container_name
+from tests.rollouts.sandboxes.commands import executed, session_folder
 
 TOP = Path("/s/a task/0.1")
-OURS = ServiceVariables(TOP / "home", {"OPENAI_API_KEY": "SECRET", "INSTRUCTION": "a\nb"})
+KEYS = {"OPENAI_API_KEY": "SECRET", "INSTRUCTION": "a\nb"}
 USER = f"--user={os.getuid()}:{os.getgid()}"
 NASTY = "'; touch pwned; $(touch pwned) `touch pwned` \" \\ --rm \n{{X}}"
 
 
-def place_of(top: Path, printed: Path) -> CommandPlace:
-    """The place of a command with a key."""
-    return CommandPlace(
-        top, top / "work", ServiceVariables(top / "home", {"KEY": "SECRET"}), printed
-    )
+def command_line(
+    made: type[Any], options: dict[str, Any], argv: tuple[str, ...], given: bytes, **variables: str
+) -> CommandLine:
+    """The process by which a sandbox of ``TOP`` runs a command."""
+    sandbox = made(JsonObject(options, "runtime"), TOP)
+    command = SandboxCommand(argv, TOP / "work", variables, TOP / "home", KEYS, given)
+    return sandbox.command_line(command)
 
 
 def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session's folder and nothing else is mounted; keys stand on no command line."""
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
-    runtime = Runtime("docker", "img:1", "none", variables={"A": "b c", "LD_PRELOAD": "x.so"})
-    process = command_line(runtime, ["run", NASTY], OURS, TOP, TOP / "work", reads=True)
+    options = {"image": "img:1", "network": "none", "cpus": 1.5, "memory_mib": 512}
+    process = command_line(DockerSandbox, options, ("run", NASTY), b"x", A="b c", LD_PRELOAD="x.so")
     assert process.argv == (
         "docker",
         "run",
@@ -53,6 +54,8 @@ def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
         f"--label=jaxserve.tasks={hashlib.sha256(b'/s').hexdigest()[:24]}",
         USER,
         "--network=none",
+        "--cpus=1.5",
+        "--memory=512m",
         "--mount=type=bind,source=/s/a task/0.1,target=/s/a task/0.1",
         "--workdir=/s/a task/0.1/work",
         "--env=A=b c",
@@ -69,16 +72,15 @@ def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.environment["OPENAI_API_KEY"] == "SECRET"
     assert process.environment["PATH"] == "/bin"
     assert {"LD_PRELOAD", "JAXSERVE_ROLLOUT_TOKEN"}.isdisjoint(process.environment)
-    gone = container_removal(runtime, TOP)
-    assert gone is not None
-    assert gone.argv == ("docker", "rm", "--force", "--volumes", container_name(TOP))
+    gone = DockerSandbox(JsonObject(options, "runtime"), TOP).removal()
+    assert gone == ("docker", "rm", "--force", "--volumes", container_name(TOP))
 
 
 def test_apptainer_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables have its prefix, and nothing is evaluated as a shell would."""
     monkeypatch.setenv("PATH", "/bin")
-    runtime = Runtime("apptainer", "docker://img", variables={"A": "b"})
-    process = command_line(runtime, ["run", "-x"], OURS, TOP, TOP / "work")
+    options = {"image": "docker://img", "cpus": 2, "memory_mib": 512}
+    process = command_line(ApptainerSandbox, options, ("run", "-x"), b"", A="b")
     assert process.argv == (
         "apptainer",
         "exec",
@@ -86,6 +88,8 @@ def test_apptainer_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
         "--cleanenv",
         "--no-eval",
         "--writable-tmpfs",
+        "--cpus=2",
+        "--memory=512M",
         "--mount=type=bind,source=/s/a task/0.1,destination=/s/a task/0.1",
         "--home=/s/a task/0.1/home",
         "--pwd=/s/a task/0.1/work",
@@ -100,28 +104,15 @@ def test_apptainer_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
         "APPTAINERENV_OPENAI_API_KEY",
         "APPTAINERENV_INSTRUCTION",
     }
-    assert container_removal(runtime, TOP) is None
-
-
-def test_local_processes_get_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what a task sets cannot change what the service sets."""
-    monkeypatch.setenv("PATH", "/bin")
-    monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
-    runtime = Runtime(variables={"OPENAI_API_KEY": "other", "PATH": "/x", "A": "b"})
-    process = command_line(runtime, ["run"], OURS, TOP, TOP)
-    assert process.argv == ("run",)
-    assert process.environment["OPENAI_API_KEY"] == "SECRET"
-    assert (process.environment["PATH"], process.environment["A"]) == ("/bin", "b")
-    assert "JAXSERVE_ROLLOUT_TOKEN" not in process.environment
+    assert ApptainerSandbox(JsonObject(options, "runtime"), TOP).removal() == ()
 
 
 @given(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=20))
 def test_any_folder_is_one_field(name: str) -> None:
     """Commas and quotes in it do not begin another option of the mount."""
-    import csv
-
     top = Path("/s") / name
-    argv = command_line(Runtime("docker", "i"), ["x"], OURS, top, top).argv
+    sandbox = DockerSandbox(JsonObject({"image": "i"}, "runtime"), top)
+    argv = sandbox.command_line(SandboxCommand(("x",), top, {}, top, {})).argv
     (mount,) = [one for one in argv if one.startswith("--mount=")]
     text = mount.removeprefix("--mount=")
     if "\n" not in name and "\r" not in name:
@@ -152,15 +143,12 @@ def test_a_stand_in_for_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     docker.write_text(STAND_IN.format(python=sys.executable, log=str(log)))
     docker.chmod(docker.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    top = tmp_path / 'task, "x"' / "0.1"
-    (top / "work").mkdir(parents=True)
-    place = place_of(top, tmp_path / "printed")
-    execution = Execution(Runtime("docker", "img"), 60.0, 2**20)
+    top = session_folder(tmp_path / 'task, "x"' / "0.1")
+    runtime = {"kind": "docker", "image": "img"}
     code = "import sys; print(sys.argv[1:])"
-    ended = asyncio.run(execution.run([sys.executable, "-c", code, NASTY], place, b"input"))
-    assert ended.code == 0 and repr([NASTY]) in (tmp_path / "printed").read_text()
-    late = Execution(Runtime("docker", "img"), 0.5, 2**20)
-    assert asyncio.run(late.run(["sleep", "60"], place)).timed_out
+    ended = asyncio.run(executed(runtime, top, [sys.executable, "-c", code, NASTY], given=b"input"))
+    assert ended.code == 0 and repr([NASTY]) in (top / "printed").read_text()
+    assert asyncio.run(executed(runtime, top, ["sleep", "60"], budget_s=0.5)).timed_out
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     name = container_name(top)
     assert [call[0][:2] for call in calls] == [["run", "--rm"], ["rm", "--force"]] * 2
@@ -175,11 +163,7 @@ def test_a_real_one(kind: str, tmp_path: Path) -> None:
     image = os.environ.get("JAXSERVE_CONTAINER_IMAGE")
     if shutil.which(kind) is None or image is None:
         pytest.skip(f"{kind} is not in PATH, or JAXSERVE_CONTAINER_IMAGE names no image")
-    top = tmp_path / "0.1"
-    for name in ("work", "home"):
-        (top / name).mkdir(parents=True)
-    place = place_of(top, tmp_path / "printed")
-    execution = Execution(Runtime(kind, image), 600.0, 2**20)
+    top = session_folder(tmp_path / "0.1")
     command = ["sh", "-c", 'echo "$KEY" > said']
-    assert asyncio.run(execution.run(command, place)).code == 0
+    assert asyncio.run(executed({"kind": kind, "image": image}, top, command)).code == 0
     assert (top / "work" / "said").read_text() == "SECRET\n"
