@@ -1,7 +1,10 @@
 # syntax=docker/dockerfile:1
-FROM python:3.11-slim AS build
+# A tag and no digest: a rebuild has the fixes of the base. A release may name a digest:
+# --build-arg PYTHON_IMAGE=python:3.11-slim@sha256:...
+ARG PYTHON_IMAGE=python:3.11-slim
+FROM ${PYTHON_IMAGE} AS build
 ENV UV_COMPILE_BYTECODE=0 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
-RUN pip install --no-cache-dir uv
+RUN pip install --no-cache-dir "uv>=0.9,<1"
 WORKDIR /app
 COPY pyproject.toml uv.lock README.md LICENSE ./
 # What a server never imports: gradio and what it brings, without OpenEnv's web interface; and the
@@ -21,10 +24,11 @@ COPY data data
 COPY server server
 COPY inference.py openenv.yaml ./
 
-FROM python:3.11-slim
-RUN useradd --create-home --uid 1000 jaxserve && install -d -o jaxserve /sessions
+FROM ${PYTHON_IMAGE}
 WORKDIR /app
-COPY --from=build --chown=jaxserve /app /app
+COPY --from=build /app /app
+# The server's user owns the sessions and, while the image is built, the compiled programs.
+RUN useradd --create-home --uid 1000 jaxserve && install -d -o jaxserve /sessions /app/.jax_cache
 ENV PATH=/app/.venv/bin:$PATH \
     PYTHONPATH=/app \
     JAX_PLATFORMS=cpu \
@@ -32,12 +36,13 @@ ENV PATH=/app/.venv/bin:$PATH \
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
     JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
     XDG_STATE_HOME=/tmp/state
-USER jaxserve
 # Compiles while the image is built, so that a container answers within seconds: the byte code of what
 # servers import (live ones, the gateway and the mock engine too), and the simulator's programs.
-RUN python -c "import server.wiring, server.live.live_service, jaxserve.gateway.app.serve, jaxserve.mock_engine.serve" \
-    && python -m server.sessions.compiling
+RUN python -c "import server.wiring, server.live.live_service, jaxserve.gateway.app.serve, jaxserve.mock_engine.serve"
+USER jaxserve
+RUN python -m server.sessions.compiling
 EXPOSE 7860 8000
+# There is no VOLUME: OpenEnv's validation refuses images that have one. The compose file mounts one.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=40s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:7860/health', timeout=4)"]
 CMD ["python", "-m", "server.app", "--port", "7860", "--port", "8000"]

@@ -1,10 +1,10 @@
 """``python -m benchmarks.server_faults``: what the server survives, and what it loses.
 
-Requests, messages and bytes that nobody should send, two processes on one log, ``kill -9`` while
-fifty sessions are played, a restart with hundreds of sessions to rebuild while somebody else plays,
-and a long time with many players. An answer of status 5xx or with a path or a key of the server, a
-lost step or one that a replay computes differently is counted, not hidden; a server that grows
-while it is played on has failed.
+Requests, messages and bytes that nobody should send, what one client may do to another, two
+processes on one log, ``kill -9`` while fifty sessions are played, a restart with hundreds of
+sessions to rebuild while somebody else plays, and a long time with many players. An answer of
+status 5xx or with a path or a key of the server, a lost step or one that a replay computes
+differently is counted, not hidden; a server that grows while it is played on has failed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import os
 import platform
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,7 +41,17 @@ from benchmarks.server_fuzz import (
     fuzz_sockets,
     fuzz_websocket,
 )
+from benchmarks.server_neighbours import (
+    computations_beside,
+    connections_beside,
+    fuzz_contradictions,
+    fuzz_nameless,
+    fuzz_paths,
+    fuzz_tools,
+)
 from jaxserve import checks
+from jaxserve.runtime.child_processes import free_ports, own_process, wait_until_answers
+from jaxserve.runtime.listening import raise_file_limit
 from server.local import LocalServer
 
 _KILLED_SESSIONS = 50
@@ -55,6 +66,9 @@ _PLAY = PlayerRequests(reset={"task_id": "adversarial_multitenant", "seed": 7}, 
 _KEY = "sk-faults-7c1e5b0d"
 _VARIABLES = {"JAXSERVE_RATE_LIMIT": "1000000/second", "OPENAI_API_KEY": _KEY}
 _SHARED_SESSIONS, _SHARED_WINDOWS = 16, 40
+_NAMELESS, _ROUNDS, _COMPUTATIONS = 100, 20, 60
+_CROWD, _CROWD_S = 4096, 15.0
+_ROOT_PATH = "/lab/jax"
 
 
 @dataclass(frozen=True)
@@ -141,6 +155,19 @@ def faults_page(chosen: argparse.Namespace, trials: list[FaultTrial]) -> str:
             found = uvloop.run(fuzz_websocket(url, chosen.messages, dice, private))
             ended(witness.of("WebSocket messages", found))
             ended(witness.of("raw connections", fuzz_sockets(url, chosen.connections, dice)))
+            ended(witness.of("requests that name no session", fuzz_nameless(url, _NAMELESS)))
+            found = fuzz_contradictions(url, _ROUNDS)
+            ended(witness.of("requests that contradict themselves", found))
+            ended(witness.of("tools called as steps", fuzz_tools(url, _ROUNDS)))
+            _wait_until_compiled(server)
+            found = computations_beside(url, _COMPUTATIONS)
+            name = f"grades beside {_COMPUTATIONS} computations of another client"
+            ended(witness.of(name, found))
+        variables = {**_VARIABLES, "JAXSERVE_ROOT_PATH": _ROOT_PATH}
+        with LocalServer(folder, variables=variables) as server:
+            found = fuzz_paths(server.url, _ROOT_PATH, _ROUNDS)
+            ended(_Witness(server.url).of("requests at the path of a proxy", found))
+        ended(_crowd(folder))
         ended(_share(folder, dice))
         ended(_kill(folder, chosen.kills))
         ended(_rebuild(folder))
@@ -251,6 +278,21 @@ def _share(folder: Path, dice: random.Random) -> FaultTrial:
     seen = f"{_SHARED_SESSIONS} sessions, replayed by both"
     name = "steps that either of two processes on one log takes"
     return FaultTrial(name, tried, tried - lost, 0, lost, seen)
+
+
+def _crowd(folder: Path) -> FaultTrial:
+    """Thousands of connections of one client, on a server as its command starts it: that bounds
+    them."""
+    raise_file_limit(_CROWD + 256)
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "server.app", "--host", "127.0.0.1", "--port", str(port)]
+    variables = {"JAXSERVE_DATABASE": str(folder / "crowd.sqlite3")}
+    with own_process(command, env={**os.environ, **variables}, stderr=subprocess.DEVNULL) as own:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_answers(f"{url}/health", own)
+        witness = _Witness(url)
+        found = connections_beside(url, _CROWD, _CROWD_S)
+        return witness.of(f"requests beside {_CROWD:,} connections of another client", found)
 
 
 def _kill(folder: Path, cycles: int) -> FaultTrial:

@@ -214,7 +214,7 @@ def fuzz_http(url: str, requests: int, dice: random.Random, private: Sequence[st
             cut += 1
             connection.close()
     connection.close()
-    return Fuzz(requests, _of_5xx(statuses), cut, _counted(statuses), told)
+    return Fuzz(requests, of_5xx(statuses), cut, counted(statuses), told)
 
 
 def fuzz_schema(url: str, cases: int, dice: random.Random, private: Sequence[str] = ()) -> Fuzz:
@@ -238,8 +238,8 @@ def fuzz_schema(url: str, cases: int, dice: random.Random, private: Sequence[str
             told += _tells(answer.text, private)
 
         _for_cases(operation.ok().as_strategy(), cases, dice, send)
-    seen = "; ".join(filter(None, (_counted(statuses), _counted(failures))))
-    return Fuzz(statuses.total(), _of_5xx(statuses), 0, seen, told)
+    seen = "; ".join(filter(None, (counted(statuses), counted(failures))))
+    return Fuzz(statuses.total(), of_5xx(statuses), 0, seen, told)
 
 
 def _for_cases(strategy: Any, cases: int, dice: random.Random, send: Callable[[Any], None]) -> None:
@@ -285,7 +285,7 @@ async def fuzz_websocket(
             ended += 1
             socket_ = await connect(address, open_timeout=PATIENCE_S)
     await socket_.close()
-    return Fuzz(messages, 0, ended, _counted(kinds), told)
+    return Fuzz(messages, 0, ended, counted(kinds), told)
 
 
 def fuzz_sockets(url: str, connections: int, dice: random.Random) -> Fuzz:
@@ -317,8 +317,8 @@ def fuzz_sockets(url: str, connections: int, dice: random.Random) -> Fuzz:
                 statuses[int(status)] += 1
             else:
                 kinds["hung up on"] += 1
-    seen = _counted(Counter({**kinds, **{str(key): n for key, n in statuses.items()}}))
-    return Fuzz(connections, _of_5xx(statuses), silent, seen)
+    seen = counted(Counter({**kinds, **{str(key): n for key, n in statuses.items()}}))
+    return Fuzz(connections, of_5xx(statuses), silent, seen)
 
 
 def _body(dice: random.Random) -> bytes:
@@ -339,9 +339,11 @@ def _in_a_cell(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:_SHOWN]
 
 
-def _of_5xx(statuses: Counter[int]) -> int:
+def of_5xx(statuses: Counter[int]) -> int:
+    """Number of answers of status 5xx."""
     return sum(count for status, count in statuses.items() if status >= 500)
 
 
-def _counted(kinds: Counter[Any]) -> str:
+def counted(kinds: Counter[Any]) -> str:
+    """A count of each kind, for a table."""
     return ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))

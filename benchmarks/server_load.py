@@ -15,10 +15,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import psutil
 import uvloop
 
@@ -32,10 +33,19 @@ from benchmarks.loads import (
 )
 from benchmarks.page import missed, page_parser, publish
 from jaxserve import checks
+from jaxserve.spaces import DEFAULT_ACTION
+from server.json_responses import to_json
 from server.local import LocalServer
+from server.sessions.episodes import parse_episode
+from server.sessions.programs import advance, knobs_of, read_windows
+from server.sessions.session import new_session
+from server.sessions.sessions import Sessions
+from server.sessions.store import open_store
+from server.wire.schemas import socket_answer
 
 _TOGETHER = 256
 _SOAKING = 256
+_PARTS = 2000
 _SETTLED_SHARE = 0.1
 _SETTLING_S = 180.0
 PLAY = PlayerRequests(
@@ -111,7 +121,8 @@ def load_page(rounds: int, seconds: float, soak_s: float) -> str:
         f"{platform.python_version()}. Each figure is the median of {rounds} rounds of "
         f"{seconds:g} s, with the slowest and the fastest round in brackets; the two columns are "
         "measured in turn. OpenEnv alone is the same framework with an environment that computes "
-        "and keeps nothing. The aims are steps/s as well; a figure below its aim is a miss.",
+        "and keeps nothing. The aims are steps/s as well; a figure below its aim is a miss. "
+        "Processor time is that of the server's process, for each step.",
         "",
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +138,8 @@ def load_page(rounds: int, seconds: float, soak_s: float) -> str:
             )
             with peer:
                 busy = psutil.cpu_percent(1.0)
-                lines += _table(mine.url, peer.url, rounds, seconds)
+                lines += _table((mine, peer), rounds, seconds)
+            lines += ["", _parts(Path(folder))]
             lines += [
                 "",
                 f"Before the first round other programs kept {busy:.0f} % of the cores busy. "
@@ -139,44 +151,101 @@ def load_page(rounds: int, seconds: float, soak_s: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(mine: str, peer: str, rounds: int, seconds: float) -> list[str]:
+def _table(servers: tuple[LocalServer, LocalServer], rounds: int, seconds: float) -> list[str]:
     lines = [
-        "| load | steps/s | aim | p50 ms | p99 ms | OpenEnv alone, steps/s | ratio |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| load | steps/s | aim | p50 ms | p99 ms | processor µs | OpenEnv alone, steps/s "
+        "| processor µs | ratio |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for kind in KINDS:
-        kind.run(mine, PLAY, seconds / 4)
+        kind.run(servers[0].url, PLAY, seconds / 4)
         ours, theirs = [], []
         for _ in range(rounds):
             gc.collect()
-            ours.append(kind.run(mine, PLAY, seconds))
+            ours.append(_measured(kind, servers[0], PLAY, seconds))
             if kind.has_peer:
-                theirs.append(kind.run(peer, ECHO_PLAY, seconds))
+                theirs.append(_measured(kind, servers[1], ECHO_PLAY, seconds))
         lines.append(_row(kind, ours, theirs))
         print(lines[-1], flush=True)
     return lines
 
 
-def _row(kind: Kind, ours: Sequence[LoadResult], theirs: Sequence[LoadResult]) -> str:
-    def middle(values: Sequence[float]) -> float:
+def _measured(
+    kind: Kind, server: LocalServer, play: PlayerRequests, seconds: float
+) -> tuple[LoadResult, float]:
+    """A round, and microseconds of the server's processor time for each of its steps."""
+    process = psutil.Process(server.process.pid)
+    before_s = sum(process.cpu_times()[:2])
+    load = kind.run(server.url, play, seconds)
+    spent_s = sum(process.cpu_times()[:2]) - before_s
+    return load, 1e6 * spent_s / (load.steps_per_request * len(load.latencies_s))
+
+
+def _row(
+    kind: Kind, ours: Sequence[tuple[LoadResult, float]], theirs: Sequence[tuple[LoadResult, float]]
+) -> str:
+    def middle(values: Iterable[float]) -> float:
         return statistics.median(values)
 
-    def rates(loads: Sequence[LoadResult]) -> str:
-        found = [load.steps_per_s for load in loads]
+    def rates(rounds: Sequence[tuple[LoadResult, float]]) -> str:
+        found = [load.steps_per_s for load, _ in rounds]
         return f"{middle(found):,.0f} ({min(found):,.0f}-{max(found):,.0f})"
 
+    def processor(rounds: Sequence[tuple[LoadResult, float]]) -> str:
+        return f"{middle(spent_us for _, spent_us in rounds):,.0f}"
+
+    pairs = zip(ours, theirs, strict=bool(theirs))
     cells = [
         kind.name,
         rates(ours),
-        aimed(kind.aim, middle([load.steps_per_s for load in ours])),
-        f"{middle([load.latency_ms(50.0) for load in ours]):.2f}",
-        f"{middle([load.latency_ms(99.0) for load in ours]):.2f}",
+        aimed(kind.aim, middle(load.steps_per_s for load, _ in ours)),
+        f"{middle(load.latency_ms(50.0) for load, _ in ours):.2f}",
+        f"{middle(load.latency_ms(99.0) for load, _ in ours):.2f}",
+        processor(ours),
         rates(theirs) if theirs else "",
-        f"{middle([a.steps_per_s / b.steps_per_s for a, b in zip(ours, theirs, strict=True)]):.2f}"
+        processor(theirs) if theirs else "",
+        f"{middle(a.steps_per_s / b.steps_per_s for (a, _), (b, _) in pairs):.2f}"
         if theirs
         else "",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _parts(folder: Path) -> str:
+    """What the parts of a step take in this process, without a server around them."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the server does
+    sessions = Sessions(
+        open_store(str(folder / "parts.sqlite3")), live=9, idle_s=1e6, default_session=False
+    )
+    session = new_session(None, None, parse_episode(PLAY.reset["task_id"], 7, "train", None))
+    sessions.begin(session, is_new=True)
+    sessions.commit()
+    knobs = knobs_of(DEFAULT_ACTION | dict(PLAY.action))
+
+    def compute() -> None:
+        read_windows(advance(session.simulator, session.state, knobs)[1])
+
+    def keep() -> None:
+        sessions.find(session.id)
+        sessions.keep_note("part", "of a step")
+        sessions.commit()
+
+    def write() -> None:
+        to_json(socket_answer(session.view()))
+
+    figures = []
+    for name, part in (("the window", compute), ("its commit", keep), ("its answer", write)):
+        part()
+        before_s, own_s = time.process_time(), time.thread_time()
+        for _ in range(_PARTS):
+            part()
+        spent_us, own_us = (
+            1e6 * (now_s - then_s) / _PARTS
+            for now_s, then_s in ((time.process_time(), before_s), (time.thread_time(), own_s))
+        )
+        beside = f", {spent_us - own_us:.0f} of them in XLA's threads" if part is compute else ""
+        figures.append(f"{name} {spent_us:.0f} µs{beside}")
+    return f"Processor time of the parts of a step, one after the other: {'; '.join(figures)}."
 
 
 def aimed(aim: float, steps_per_s: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import multiprocessing
 import os
 import signal
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _WORKER_CANNOT_START = 3
 """Exit code at which uvicorn ends all workers."""
 _MAX_CONNECTIONS = 4096
-"""Open HTTP connections per port at most, of which one address may have three quarters."""
+"""Open HTTP connections per port at most, of which one client may have three quarters."""
 _MAX_HEAD_BYTES = 64 * 2**10
 _HEAD_S = 15.0
 """Seconds of silence on a connection, and until a request's head is complete, at most."""
@@ -56,10 +57,22 @@ def _settings() -> Settings:
         _refuse(error)
 
 
+def _without_queries(record: logging.LogRecord) -> bool:
+    """Removes queries from the paths of a log entry: one may name a session, which is a secret."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            value.partition("?")[0] if isinstance(value, str) and value.startswith("/") else value
+            for value in record.args
+        )
+    return True
+
+
 @functools.cache
 def _build() -> FastAPI:
     settings = _settings()
     started = end_while_starting()
+    for name in ("uvicorn.access", "uvicorn.error"):
+        logging.getLogger(name).addFilter(_without_queries)
     for warning in settings.warnings:
         print(f"server: {warning}", file=sys.stderr, flush=True)
     from server.sessions.compiling import Compilation
@@ -108,20 +121,20 @@ def main() -> None:
     for port in ports:
         print(f"server: http://{host}:{port} answers in a few seconds", file=sys.stderr, flush=True)
     try:
-        _serve(settings, sockets)
+        _serve(settings, sockets, access_log=chosen.access_log)
     except KeyboardInterrupt:
         # The signal came before the server answered, or after it closed.
         end(signal.SIGINT, "ended")
 
 
-def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
+def _serve(settings: Settings, sockets: list[socket.socket], *, access_log: bool) -> None:
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
     config = uvicorn.Config(
         "server.app:app",
         http="server.app:connections",
-        # TrustedProxies reads X-Forwarded-For.
+        # TrustedProxies reads the headers of proxies.
         proxy_headers=False,
         ws_max_size=settings.max_body_bytes,
         # Messages have a kilobyte or two: compressing takes longer than sending.
@@ -129,7 +142,7 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
         # Pings keep proxies from closing a connection. Trainers that generate for a minute
         # answer none; JAXSERVE_SOCKET_IDLE_S bounds the silence.
         ws_ping_timeout=None,
-        access_log=False,
+        access_log=access_log,
         backlog=BACKLOG,
         timeout_graceful_shutdown=_REQUESTS_END_S,
         workers=settings.workers,
@@ -160,12 +173,21 @@ def option_parser() -> argparse.ArgumentParser:
         action="append",
         help="port to listen on; may be given more than once (default PORT, or 7860)",
     )
-    # Settings.from_environment reads these two, also from another ASGI server's command line.
+    # Settings.from_environment reads these three, also from another ASGI server's command line.
     parser.add_argument("--workers", help="processes (default WEB_CONCURRENCY, or 1)")
     parser.add_argument(
         "--forwarded-allow-ips",
         metavar="IPS",
-        help="proxies whose X-Forwarded-For is trusted (default FORWARDED_ALLOW_IPS, or none)",
+        help="proxies whose X-Forwarded-For and X-Forwarded-Prefix are trusted (default "
+        "FORWARDED_ALLOW_IPS, or none)",
+    )
+    parser.add_argument(
+        "--root-path",
+        metavar="PATH",
+        help="path at which a proxy has put the server, /jax (default JAXSERVE_ROOT_PATH, or none)",
+    )
+    parser.add_argument(
+        "--access-log", action="store_true", help="print a line for each HTTP request"
     )
     return parser
 

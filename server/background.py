@@ -76,6 +76,12 @@ class BackgroundExecutor:
         self._pending: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    @property
+    def pending(self) -> int:
+        """Number of computations that run or wait."""
+        with self._lock:
+            return self._pending.total()
+
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """The function's result; a queued call never begins once its caller is cancelled.
 

@@ -66,7 +66,10 @@ class Settings:
     socket_idle_s: float = 900.0
     """seconds until an idle WebSocket is closed; its session stays."""
     trusted_proxies: tuple[str, ...] = ()
-    """addresses and networks whose ``X-Forwarded-For`` is trusted, ``*`` for all."""
+    """addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Prefix`` are trusted,
+    ``*`` for all."""
+    root_path: str = ""
+    """path before all routes behind a proxy, ``/jax``; empty: none."""
     workers: int = 1
     """server processes that share the log."""
     port: int = 7860
@@ -89,8 +92,8 @@ class Settings:
         ``FORWARDED_ALLOW_IPS``.
 
         Args:
-          arguments: command line, of uvicorn or ``python -m server.app``, with ``--workers`` and
-            ``--forwarded-allow-ips``.
+          arguments: command line, of uvicorn or ``python -m server.app``, with ``--workers``,
+            ``--forwarded-allow-ips`` and ``--root-path``.
 
         Raises:
           InputError: a variable has an invalid value.
@@ -118,6 +121,9 @@ class Settings:
             address_connections=whole("JAXSERVE_SOCKETS_PER_ADDRESS", 0, 1, 100_000) or None,
             socket_idle_s=whole("JAXSERVE_SOCKET_IDLE_S", int(cls.socket_idle_s), 1, 10**9),
             trusted_proxies=_proxies(variables.get("FORWARDED_ALLOW_IPS", "")),
+            root_path=checked_root_path(
+                "JAXSERVE_ROOT_PATH", variables.get("JAXSERVE_ROOT_PATH", "").rstrip("/")
+            ),
             workers=whole("WEB_CONCURRENCY", cls.workers, 1, 1024),
             port=whole("PORT", cls.port, 1, 65535),
             compile_ahead=whole("JAXSERVE_COMPILE_AHEAD", int(cls.compile_ahead), 0, 1) == 1,
@@ -141,7 +147,11 @@ def _warnings(variables: Mapping[str, str], live: LiveSettings | None) -> tuple[
     return () if unused is None else (unused,)
 
 
-_OPTIONS = {"--workers": "WEB_CONCURRENCY", "--forwarded-allow-ips": "FORWARDED_ALLOW_IPS"}
+_OPTIONS = {
+    "--workers": "WEB_CONCURRENCY",
+    "--forwarded-allow-ips": "FORWARDED_ALLOW_IPS",
+    "--root-path": "JAXSERVE_ROOT_PATH",
+}
 """Command line options, and the variables that they override."""
 
 
@@ -173,3 +183,14 @@ def _proxies(text: str) -> tuple[str, ...]:
             allowed = "an address like 10.0.0.7, a network like 10.0.0.0/8, or *"
             checks.refuse("FORWARDED_ALLOW_IPS", proxy, allowed)
     return proxies
+
+
+def checked_root_path(name: str, text: str) -> str:
+    """A path before all routes, without a slash at its end, or empty text.
+
+    Raises:
+      InputError: the text of variable or header ``name`` is no such path.
+    """
+    if text and not re.fullmatch(r"(/[A-Za-z0-9_.~@:+-]+)+", text):
+        checks.refuse(name, text, "a path like /jax of letters, digits and _ . ~ @ : + -")
+    return text

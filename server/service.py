@@ -95,6 +95,11 @@ class Service(Protocol):
         ...
 
     @property
+    def windows_played(self) -> int:
+        """Number of windows played by this process and acknowledged."""
+        ...
+
+    @property
     def live(self) -> dict[str, Any] | None:
         """Provider, model, limits and spending of a real engine; None without one."""
         ...
@@ -139,12 +144,15 @@ class Service(Protocol):
         number: int | None = None,
         *,
         driven: bool = False,
+        request_id: str | None = None,
     ) -> View:
         """Plays one window.
 
         Args:
           number: number of the window, counted from 0; None: the next one.
           driven: whether an agent of the server chose the knobs.
+          request_id: a client's name for the request; a request that repeats the session's last one
+            plays nothing, and has its view.
 
         Raises:
           StorageFailure; EpisodeConflict: the episode is over, or the next window has another

@@ -92,6 +92,11 @@ class SimulatedService:
         return len(self._sessions)
 
     @property
+    def windows_played(self) -> int:
+        """See ``Service.windows_played``."""
+        return self._sessions.windows_played
+
+    @property
     def live(self) -> dict[str, Any] | None:
         """See ``Service.live``."""
         return None
@@ -144,13 +149,18 @@ class SimulatedService:
         number: int | None = None,
         *,
         driven: bool = False,
+        request_id: str | None = None,
     ) -> View:
         """See ``Service.step``."""
 
         def task(sessions: Sessions) -> View:
             found = sessions.find(session)
+            if request_id is not None and sessions.has_answered(found, request_id):
+                return found.view()
             check_window(found, number)
             sessions.step(found, knobs, driven=driven)
+            if request_id is not None:
+                sessions.remember_request(found, request_id)
             return found.view()
 
         return await self._worker.run(task)
@@ -248,7 +258,7 @@ class SimulatedService:
 
     async def note(self, key: str) -> str | None:
         """See ``Service.note``."""
-        return await self._worker.run(lambda sessions: sessions.store.note(key))
+        return await self._worker.run(lambda sessions: sessions.note(key))
 
     async def keep_note(self, key: str, text: str) -> None:
         """See ``Service.keep_note``."""

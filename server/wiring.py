@@ -6,18 +6,15 @@ import asyncio
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.errors import InputError
 from server.json_responses import answer_problems
-from server.middleware.access import (
-    CheckHost,
-    CheckOrigin,
-    RelativeRedirects,
-    RequireToken,
-    TrustedProxies,
-)
+from server.middleware.access import CheckHost, CheckOrigin, RequireToken
 from server.middleware.limits import LimitBody, LimitRate, LimitSockets
+from server.middleware.measurements import MeasureRequests, ServerMeasurements
+from server.middleware.proxies import RelativeRedirects, TrustedProxies
 from server.middleware.query_names import CheckSocketQuery
 from server.protocols.mcp_tools import build_tools
 from server.protocols.mcp_transport import McpTransport
@@ -38,6 +35,8 @@ from server.wire.openenv_api import ConcurrencyConfig, create_app, take_routes
 from server.wire.response_models import TASK_API
 from server.wire.schemas import ActionModel, ObservationModel, ServeState
 
+_COMPRESSED_BYTES, _COMPRESSION = 8192, 5
+"""Size of a compressed answer at least, and the level of gzip."""
 _PLACE_IDLE_S = 900.0
 """Idle time after which OpenEnv frees a connection's place. Calls of ``/mcp`` take places, too, and
 their clients may never return; the sessions themselves are in the log."""
@@ -55,6 +54,7 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     service = _service(settings)
     tools = build_tools(service)
     transport = McpTransport(tools)
+    measurements = ServerMeasurements(service)
     app = create_app(
         lambda: ServeEnvironment(service, tools),
         ActionModel,
@@ -78,17 +78,17 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
         grading_routes(service),
         comparison_routes(service),
         operator_routes(service),
-        information_routes(service, compilation),
+        information_routes(service, compilation, measurements.registry),
         mcp_route(openenv_mcp, transport),
     ):
         app.include_router(router)
     for (method, path), answer in TASK_API.items():
         (listing,) = take_routes(app, (path,))
         app.add_api_route(path, listing, methods=[method], response_model=answer, tags=["Task API"])
-    add_page(app)
+    add_page(app, settings.cors_origins)
     answer_problems(app)
     describe(app)
-    _add_limits(app, settings, transport)
+    _add_middleware(app, settings, transport, measurements)
 
     async def start() -> None:
         await service.start(compilation)
@@ -118,10 +118,13 @@ def _service(settings: Settings) -> Service:
     return LiveService(settings)
 
 
-def _add_limits(app: FastAPI, settings: Settings, transport: McpTransport) -> None:
+def _add_middleware(
+    app: FastAPI, settings: Settings, transport: McpTransport, measurements: ServerMeasurements
+) -> None:
     """Adds the middleware; the last one added sees a request first."""
     app.add_middleware(CheckMessages, transport=transport)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
+    app.add_middleware(CompressGet, minimum_size=_COMPRESSED_BYTES, compresslevel=_COMPRESSION)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RelativeRedirects)
     app.add_middleware(
@@ -143,7 +146,20 @@ def _add_limits(app: FastAPI, settings: Settings, transport: McpTransport) -> No
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Session-Id"],
         )
-    app.add_middleware(TrustedProxies, proxies=settings.trusted_proxies)
+    app.add_middleware(MeasureRequests, measurements=measurements)
+    app.add_middleware(
+        TrustedProxies, proxies=settings.trusted_proxies, root_path=settings.root_path
+    )
+
+
+class CompressGet(GZipMiddleware):
+    """ASGI middleware: compresses large answers to GET. Answers to POST are those of steps, which
+    cost less to send than to compress."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands other requests on."""
+        compresses = scope["type"] == "http" and scope["method"] == "GET"
+        await (super().__call__ if compresses else self.app)(scope, receive, send)
 
 
 class HeadAsGet:

@@ -35,3 +35,14 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(text)
     except ValueError:
         return None
+
+
+def client_network(host: str) -> str:
+    """The client that an address stands for: of IPv6 the network of 64 bits, from which one client
+    takes any address."""
+    address = _address(host)
+    if address is None or address.version == 4 or address.is_loopback:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

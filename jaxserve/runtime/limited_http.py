@@ -16,6 +16,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from jaxserve.runtime.hosts import client_network
+
 _REFUSAL = (
     b"HTTP/1.1 %b\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%b"
@@ -33,7 +35,8 @@ class HttpLimits:
     head_s: float
     """seconds until a head is complete, silence before it included."""
     max_per_address: int | None = None
-    """open connections per port of one address; None: as many as the port has."""
+    """open connections per port of one client, see ``client_network``; None: as many as the port
+    has."""
 
 
 def limited_protocol(limits: HttpLimits) -> type[HttpToolsProtocol]:
@@ -52,7 +55,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     open_at: Counter[int | None]
     """open connections by port."""
     open_of: Counter[tuple[int | None, str | None]]
-    """open connections by port and address of the peer, of those that have any."""
+    """open connections by port and client, of clients that have any."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -64,7 +67,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._port = self.server[1] if self.server else None
-        self._peer = self._port, self.client[0] if self.client else None
+        self._peer = self._port, client_network(self.client[0]) if self.client else None
         self.open_at[self._port] += 1
         self.open_of[self._peer] += 1
         most_of_one = self.limits.max_per_address or self.limits.max_connections

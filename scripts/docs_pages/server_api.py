@@ -18,8 +18,8 @@ _INTRODUCTION = """\
 What a running server describes at `/openapi.json`. [Server](server.md) explains how the routes are
 meant and what errors look like, and has the WebSocket routes, which are not part of OpenAPI.
 
-Every error is a `Problem`. All routes but `/health` can answer 401, 403, 422, 429 and 500, and
-those that change something 408 and 413 as well; what else a route can answer stands with it.
+Every error is a `Problem`. All routes can answer 429 and 500, all but `/health` 401, 403 and 422,
+and those that change something 408 and 413 as well; what else a route can answer stands with it.
 """
 _OF_ALL = {"401", "403", "408", "413", "422", "429", "500"}
 """Statuses in the introduction of the page."""

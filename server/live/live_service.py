@@ -56,6 +56,8 @@ class LiveSession:
     """observation of the reset."""
     play: EngineEpisode | None = None
     """None: the episode cannot go on."""
+    request_id: str | None = None
+    """id of the request that played the last window, if the client gave it one."""
     watch_id: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(16))
     """id for those who may read the episode's log and not play."""
     used_s: float = dataclasses.field(default_factory=time.monotonic)
@@ -115,6 +117,7 @@ class LiveService:
         self._connection = Connection(settings.live, self._log)
         self._current: LiveSession | None = None
         self._busy = False
+        self._windows_played = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="jaxserve-live", daemon=True
@@ -137,6 +140,11 @@ class LiveService:
     async def fault(self) -> str | None:
         """See ``Service.fault``; a fault of either log, or of the engine."""
         return await self._simulated.fault() or await self._here(self._own_fault())
+
+    @property
+    def windows_played(self) -> int:
+        """See ``Service.windows_played``."""
+        return self._windows_played
 
     @property
     def live(self) -> dict[str, Any] | None:
@@ -192,13 +200,15 @@ class LiveService:
         number: int | None = None,
         *,
         driven: bool = False,
+        request_id: str | None = None,
     ) -> View:
         """See ``Service.step``. Live episodes have no score, so ``driven`` is not kept.
 
         Raises:
           EpisodeConflict, further: a window is being played, or a restart ended the episode.
         """
-        return await self._here(self._step(await self._id(session), knobs, number))
+        asked = self._step(await self._id(session), knobs, number, request_id)
+        return await self._here(asked)
 
     async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> BatchView:
         """Refuses: there is one engine."""
@@ -302,7 +312,11 @@ class LiveService:
             self._busy = False
 
     async def _step(
-        self, session_id: str, knobs: Knobs | Driver, number: int | None = None
+        self,
+        session_id: str,
+        knobs: Knobs | Driver,
+        number: int | None = None,
+        request_id: str | None = None,
     ) -> View:
         live = self._find(session_id)
         if live.play is None:
@@ -313,6 +327,8 @@ class LiveService:
         session = live.session
         if self._busy:
             raise EpisodeConflict(_BUSY)
+        if request_id is not None and request_id == live.request_id:
+            return live.view()
         check_running(session.id, session.steps, session.over)
         check_window(session, number)
         self._busy = True
@@ -328,6 +344,8 @@ class LiveService:
                 raise
             live.play.accept()
             live.append(step)
+            live.request_id = request_id
+            self._windows_played += 1
             if session.over:
                 await live.play.close()
             return live.view()

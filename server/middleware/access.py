@@ -1,4 +1,4 @@
-"""Access: bearer token, trusted proxies, origins and host names of pages, relative redirects."""
+"""Access: bearer token, origins and host names of pages."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import secrets
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.runtime.hosts import is_local, is_loopback
 from server.json_responses import problem
-from server.middleware.limits import OPEN, client_address
+from server.middleware.limits import client_address, is_open
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
-_LOOPBACK = ("127.0.0.1", 0)
 
 
 class RequireToken:
@@ -35,7 +33,7 @@ class RequireToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 401 if the token is missing or wrong."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
+        if scope["type"] not in ("http", "websocket") or is_open(scope):
             await self._app(scope, receive, send)
             return
         given = _given_token(Headers(scope=scope).get("authorization", ""))
@@ -58,26 +56,6 @@ def _given_token(header: str) -> bytes | None:
     except (binascii.Error, ValueError):
         return None
     return decoded.partition(b":")[2]
-
-
-class TrustedProxies:
-    """ASGI middleware: takes the client's address from ``X-Forwarded-For`` of trusted proxies."""
-
-    def __init__(self, app: ASGIApp, proxies: Collection[str]) -> None:
-        """Args: the application, and addresses and networks of the proxies."""
-        self._app = app
-        self._forwarding = ProxyHeadersMiddleware(app, list(proxies)) if proxies else None  # type: ignore[arg-type]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands the request on with its client's address."""
-        if self._forwarding is not None:
-            await self._forwarding(scope, receive, send)  # type: ignore[arg-type]
-            return
-        # Uvicorn's own default trusts X-Forwarded-For of this machine, and marks an address taken
-        # from there by port 0.
-        if scope["type"] in ("http", "websocket") and (scope.get("client") or ("", 1))[1] == 0:
-            scope = {**scope, "client": _LOOPBACK}
-        await self._app(scope, receive, send)
 
 
 class CheckOrigin:
@@ -136,7 +114,7 @@ class CheckHost:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 403 to requests under an untrusted name."""
-        guarded = scope["type"] in ("http", "websocket") and scope["path"] not in OPEN
+        guarded = scope["type"] in ("http", "websocket") and not is_open(scope)
         if guarded and not self._any:
             headers = Headers(scope=scope)
             host = headers.get("host", "")
@@ -165,34 +143,3 @@ def _host_and_port(url: str, like: str | None = None) -> tuple[str | None, int |
         return parts.hostname, parts.port or _PORTS.get(scheme)
     except ValueError:  # the port is no number
         return url, None
-
-
-class RelativeRedirects:
-    """ASGI middleware: redirects lead to this server, whatever host the request names."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        """Args: the application."""
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Removes the host from redirects that copied it from the request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        host = Headers(scope=scope).get("host", "")
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(raw=message["headers"])
-                location = headers.get("location")
-                if location is not None:
-                    parts = urlsplit(location)
-                    if parts.netloc.lower() == host.lower():
-                        path = "/" + parts.path.lstrip("/")  # two slashes would name a host again
-                        headers["location"] = parts._replace(
-                            scheme="", netloc="", path=path
-                        ).geturl()
-                    message = {**message, "headers": headers.raw}
-            await send(message)
-
-        await self._app(scope, receive, answer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 from collections import Counter
 from datetime import timedelta
@@ -12,12 +11,16 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from throttled import RateLimiterType, Throttled, rate_limiter, store
 
+from jaxserve.runtime.hosts import client_network
 from server.background import CLIENT
 from server.json_responses import problem
+from server.middleware.proxies import route_path
 from server.server_settings import Rate
 
 OPEN = frozenset({"/health"})
-"""Paths without token and rate limit."""
+"""Paths without token, with a rate of their own."""
+_OPEN_RATE = Rate(50, 1.0)
+"""Rate of open paths per client: probes ask once a second or less."""
 _CLIENTS = 100_000
 """Client addresses whose rate is remembered."""
 _BODY_S = 60.0
@@ -33,48 +36,37 @@ def client_address(scope: Scope) -> str:
 
 
 def client_of(scope: Scope) -> str:
-    """The client that an address stands for: of IPv6 the network of 64 bits, from which one client
-    takes any address."""
-    address = client_address(scope)
-    try:
-        known = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if known.version == 4 or known.is_loopback:
-        return address
-    if known.ipv4_mapped is not None:
-        return str(known.ipv4_mapped)
-    return str(ipaddress.ip_network((known, 64), strict=False))
+    """The client of a request or a WebSocket, see ``client_network``."""
+    return client_network(client_address(scope))
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether a request needs no token and has a rate of its own."""
+    return route_path(scope) in OPEN
 
 
 class LimitRate:
-    """ASGI middleware: limits the rate of requests and WebSocket messages per client address.
+    """ASGI middleware: limits the rate of requests and WebSocket messages per client.
 
-    Requests and new WebSockets beyond the rate are refused; messages of an open one wait.
+    Requests and new WebSockets beyond the rate are refused; messages of an open one wait. Open
+    paths have a rate of their own, so that a client that plays too fast can still be probed.
     """
 
     def __init__(self, app: ASGIApp, rate: Rate) -> None:
-        """Args: the application, and the rate."""
+        """Args: the application, and the rate of all paths that are not open."""
         self._app = app
-        self._rate = rate
-        # GCRA reads the monotonic clock: a change of the wall clock locks nobody out.
-        self._limiter = Throttled(
-            using=RateLimiterType.GCRA.value,
-            quota=rate_limiter.per_duration(
-                timedelta(seconds=rate.period_s), rate.count, rate.count
-            ),
-            store=store.MemoryStore(options={"MAX_SIZE": _CLIENTS}),
-        )
+        self._rates = {False: (rate, _limiter(rate)), True: (_OPEN_RATE, _limiter(_OPEN_RATE))}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 429 beyond the rate; delays messages of an open WebSocket instead."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         client = client_of(scope)
         CLIENT.set(client)
-        if wait_s := self._wait_s(client):
-            per = f"{self._rate.count} per {self._rate.period_s:g} s"
+        rate, limiter = self._rates[is_open(scope)]
+        if wait_s := _wait_s(limiter, client):
+            per = f"{rate.count} per {rate.period_s:g} s"
             answer = problem(429, f"too many requests from {client}; allowed are {per}")
             answer.headers["Retry-After"] = str(math.ceil(wait_s))
             await answer(scope, receive, send)
@@ -82,16 +74,26 @@ class LimitRate:
 
         async def paced() -> Message:
             message = await receive()
-            while message["type"] == "websocket.receive" and (wait_s := self._wait_s(client)):
+            while message["type"] == "websocket.receive" and (wait_s := _wait_s(limiter, client)):
                 await asyncio.sleep(wait_s)
             return message
 
         await self._app(scope, paced if scope["type"] == "websocket" else receive, send)
 
-    def _wait_s(self, client: str) -> float:
-        """0 if the client may call now, which is counted; else seconds until it may."""
-        found = self._limiter.limit(client)
-        return max(found.state.retry_after, 1e-3) if found.limited else 0.0
+
+def _limiter(rate: Rate) -> Throttled:
+    # GCRA reads the monotonic clock: a change of the wall clock locks nobody out.
+    return Throttled(
+        using=RateLimiterType.GCRA.value,
+        quota=rate_limiter.per_duration(timedelta(seconds=rate.period_s), rate.count, rate.count),
+        store=store.MemoryStore(options={"MAX_SIZE": _CLIENTS}),
+    )
+
+
+def _wait_s(limiter: Throttled, client: str) -> float:
+    """0 if the client may call now, which is counted; else seconds until it may."""
+    found = limiter.limit(client)
+    return max(found.state.retry_after, 1e-3) if found.limited else 0.0
 
 
 class LimitBody:

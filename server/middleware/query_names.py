@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.errors import InputError
 from server.json_responses import problem
+from server.middleware.limits import OPEN
+from server.middleware.proxies import route_path
 
 _KNOWN_TO_SOCKETS = {"/ws": ("session_id",), "/mcp": ()}
 
@@ -25,7 +27,8 @@ async def known_query(request: Request) -> None:
     """
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
-    if request.url.query:
+    # Probes of an open path may add a name against caches.
+    if request.url.query and route.path not in OPEN:
         _check(request.query_params, [*_names(route.dependant)])
 
 
@@ -45,9 +48,9 @@ class CheckSocketQuery:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 422 to a WebSocket whose query has an unknown name."""
-        if scope["type"] == "websocket" and scope["path"] in _KNOWN_TO_SOCKETS:
+        if scope["type"] == "websocket" and route_path(scope) in _KNOWN_TO_SOCKETS:
             try:
-                _check(QueryParams(scope["query_string"]), _KNOWN_TO_SOCKETS[scope["path"]])
+                _check(QueryParams(scope["query_string"]), _KNOWN_TO_SOCKETS[route_path(scope)])
             except InputError as error:
                 await problem(422, str(error))(scope, receive, send)
                 return

@@ -42,6 +42,10 @@ class ModelBudget:
         self._spending = asyncio.Lock()
         self._asked = 0
 
+    async def left(self) -> int:
+        """Tokens that may still be spent."""
+        return self._most - await self._spent()
+
     @contextlib.asynccontextmanager
     async def spending(self) -> AsyncIterator[Bill]:
         """Admits one use at a time, so that two cannot spend the same tokens.
@@ -63,7 +67,7 @@ class ModelBudget:
     @contextlib.asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[Bill]:
         async with self._spending:
-            spent = int(await self._notes.note(_SPENT) or 0)
+            spent = await self._spent()
             if spent >= self._most:
                 raise SpendingLimit(
                     f"this server may spend {self._most:,} tokens on a language model for others "
@@ -74,3 +78,6 @@ class ModelBudget:
                 yield bill
             finally:
                 await self._notes.keep_note(_SPENT, str(spent + bill.tokens))
+
+    async def _spent(self) -> int:
+        return int(await self._notes.note(_SPENT) or 0)

@@ -101,9 +101,9 @@ class Operator:
         return Decision(knobs, reason_of(exchange["answer"]), model, bill.tokens, seconds)
 
 
-def is_offered(model_tokens: int, variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether clients may use the model: a key is set, and so is a budget."""
-    return model_tokens > 0 and has_key(variables)
+def is_offered(tokens_left: int, variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether clients may use the model: a key is set, and tokens are left."""
+    return tokens_left > 0 and has_key(variables)
 
 
 def reason_of(answer: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastmcp import FastMCP
 from fastmcp.exceptions import ToolError
+from fastmcp.tools import FunctionTool
 from pydantic import Field
 
 import jaxserve
@@ -106,3 +107,32 @@ def _with_checked_names(tool: Tool) -> Tool:
             raise ToolError(str(error)) from error
 
     return call
+
+
+async def listed_tools(tools: FastMCP) -> dict[str, Any]:
+    """The answer to OpenEnv's action ``list_tools``."""
+    listed = [
+        {"name": tool.name, "description": tool.description or "", "input_schema": tool.parameters}
+        for tool in await tools.list_tools()
+    ]
+    return {"observation": {"tools": listed, "metadata": {}}, "reward": None, "done": False}
+
+
+async def called_tool(tools: FastMCP, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The answer to OpenEnv's action ``call_tool``, with the tool's error if there was one."""
+    result, error = {}, None
+    try:
+        found = await tools.get_tool(name)
+        if isinstance(found, FunctionTool):
+            result = await found.fn(**arguments)
+        else:
+            known = ", ".join(tool.name for tool in await tools.list_tools())
+            text = f"tool_name is {name!r:.60}; it must be one of {known}"
+            error = {"error_type": "tool_not_found", "message": text}
+    except InputError as problem:
+        error = {"error_type": "invalid_args", "message": str(problem)}
+    except ToolError as problem:
+        error = {"error_type": "execution_error", "message": str(problem)}
+    observation = {"tool_name": name, "result": result or None, "error": error, "metadata": {}}
+    reward, done = result.get("reward"), result.get("done", False)
+    return {"observation": observation, "reward": reward, "done": done}

@@ -24,7 +24,7 @@ class McpTransport:
 
     def __init__(self, tools: FastMCP) -> None:
         """Args: the tools. The transport answers after ``start``."""
-        self._tools = tools
+        self.tools = tools
         # CheckOrigin and CheckHost hold for all routes, this one included.
         self._app = tools.http_app(
             "/mcp", json_response=True, stateless_http=True, host_origin_protection=False
@@ -71,7 +71,7 @@ class McpTransport:
                 "protocolVersion": asked if known else LATEST_PROTOCOL_VERSION,
                 "capabilities": {"tools": {"listChanged": False}},
                 "serverInfo": {"name": "jaxserve", "version": jaxserve.__version__},
-                "instructions": self._tools.instructions,
+                "instructions": self.tools.instructions,
             },
         )
 

@@ -6,9 +6,8 @@ with a paragraph, and closes the connection on a message that is no JSON object.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -17,7 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.errors import InputError
 from server.json_responses import OrjsonResponse, to_json
+from server.middleware.proxies import route_path
+from server.protocols.mcp_tools import called_tool, listed_tools
 from server.protocols.mcp_transport import McpTransport
+from server.protocols.openenv_environment import CONNECTION, SocketConnection
+from server.request_errors import RefusedRequest
 from server.routes.openapi import responses
 from server.wire.error_sentences import checked, read_object
 from server.wire.request_bodies import Body
@@ -27,6 +30,8 @@ from server.wire.schemas import ActionModel
 _PARSE_ERROR = -32700
 _INVALID_REQUEST = -32600
 _INVALID_PARAMS = -32602
+_LEFT = 1006
+_TOOL_ACTIONS = ("list_tools", "call_tool")
 
 
 _MCP_BODY = {
@@ -51,33 +56,44 @@ _MCP_BODY = {
 
 
 class CheckMessages:
-    """ASGI middleware of the WebSockets ``/ws`` and ``/mcp``: answers invalid messages."""
+    """ASGI middleware of the WebSockets ``/ws`` and ``/mcp``: answers invalid messages, and steps.
+
+    OpenEnv would read, check and write the message of a step once more by its own models.
+    """
 
     def __init__(self, app: ASGIApp, transport: McpTransport) -> None:
         """Args: the application, and the MCP transport, for calls that OpenEnv does not know."""
-        self._app = app
-        self._answers = {
-            "/ws": functools.partial(_answer_message, transport),
-            "/mcp": functools.partial(_answer_call, transport),
-        }
+        self._app, self._transport = app, transport
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands valid messages on."""
-        own_answer = self._answers.get(scope["path"]) if scope["type"] == "websocket" else None
-        if own_answer is None:
+        """Hands other messages on."""
+        path = route_path(scope) if scope["type"] == "websocket" else None
+        if path not in ("/ws", "/mcp"):
             await self._app(scope, receive, send)
             return
+        connection = SocketConnection()
+        CONNECTION.set(connection)
+
+        async def own_answer(text: str | None) -> dict[str, Any] | None:
+            """The answer; empty for none, None for a message that OpenEnv answers."""
+            if path == "/mcp":
+                return _answer_call(self._transport, text)
+            return await _answer_message(self._transport, connection, text)
 
         async def checked_message() -> Message:
             while True:
                 message = await receive()
                 if message["type"] != "websocket.receive":
                     return message
-                answer = own_answer(message.get("text"))
+                answer = await own_answer(message.get("text"))
                 if answer is None:
                     return message
-                if answer:
+                if not answer:
+                    continue
+                try:
                     await send({"type": "websocket.send", "text": to_json(answer).decode()})
+                except OSError:  # the client has left: ASGI's servers raise it
+                    return {"type": "websocket.disconnect", "code": _LEFT}
 
         await self._app(scope, checked_message, send)
 
@@ -138,6 +154,23 @@ class _Step(Body):
     data: ActionModel
 
 
+class _ListTools(Body):
+    type: Literal["list_tools"]
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class _CallTool(Body):
+    type: Literal["call_tool"]
+    tool_name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class _ToolStep(Body):
+    type: Literal["step"]
+    data: Annotated[_ListTools | _CallTool, Field(discriminator="type")]
+
+
 class _Bare(Body):
     type: Literal["state", "close"]
 
@@ -156,8 +189,11 @@ _KINDS: dict[str, type[Body]] = {
 }
 
 
-def _answer_message(transport: McpTransport, text: str | None) -> dict[str, Any] | None:
-    """The answer to a message of ``/ws`` that is invalid or unknown to OpenEnv; else None."""
+async def _answer_message(
+    transport: McpTransport, connection: SocketConnection, text: str | None
+) -> dict[str, Any] | None:
+    """The answer to a step, and to a message of ``/ws`` that is invalid or unknown to OpenEnv; else
+    None."""
     try:
         message = read_object(text)
     except InputError as error:
@@ -167,14 +203,40 @@ def _answer_message(transport: McpTransport, text: str | None) -> dict[str, Any]
     if model is None:
         allowed = ", ".join(_KINDS)
         return _error(f"type is {kind!r:.60}; it must be one of {allowed}", "UNKNOWN_TYPE")
+    data = message.get("data")
+    if model is _Step and isinstance(data, dict) and data.get("type") in _TOOL_ACTIONS:
+        model = _ToolStep
     try:
-        checked(model, message)
+        found = checked(model, message)
     except InputError as error:
         return _error(error, "VALIDATION_ERROR")
-    if kind != "mcp":
-        return None
-    answer = _refusal(message["data"]) or transport.handshake(message["data"])
-    return answer and {"type": "mcp", "data": answer}
+    if isinstance(found, _Mcp):
+        answer = _refusal(found.data) or transport.handshake(found.data)
+        return answer and {"type": "mcp", "data": answer}
+    try:
+        if isinstance(found, _ToolStep):
+            return _observed(await _play_tool(transport, connection, found.data))
+        if isinstance(found, _Step) and connection.takes_step():
+            return _observed(await connection.step(found.data))
+    except (InputError, RefusedRequest) as error:
+        return _error(error, "EXECUTION_ERROR")
+    return None
+
+
+async def _play_tool(
+    transport: McpTransport, connection: SocketConnection, action: _ListTools | _CallTool
+) -> dict[str, Any]:
+    """Data of the answer to an action of OpenEnv's ``MCPToolClient``, version 0.3 of
+    openenv-core."""
+    if isinstance(action, _ListTools):
+        return await listed_tools(transport.tools)
+    answer = await called_tool(transport.tools, action.tool_name, action.arguments)
+    await connection.look_again()
+    return answer
+
+
+def _observed(data: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "observation", "data": data}
 
 
 def _error(text: object, code: str) -> dict[str, Any]:

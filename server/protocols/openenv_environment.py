@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextvars import ContextVar
 from typing import Any
 
 import jaxserve
@@ -17,6 +19,48 @@ from server.wire.catalogue import describe_task
 from server.wire.error_sentences import checked
 from server.wire.openenv_api import Environment, EnvironmentMetadata
 from server.wire.schemas import ActionModel, ObservationModel, ServeState
+
+_UNSEEN_S = 60.0
+"""Time in which OpenEnv sees a step of a connection that plays, far below the idle time after which
+it frees the connection's place."""
+
+
+class SocketConnection:
+    """A WebSocket connection, whose steps are played without OpenEnv's models."""
+
+    def __init__(self) -> None:
+        """The environment is known from the first reset on."""
+        self._environment: ServeEnvironment | None = None
+        self._until_s = 0.0
+
+    def plays(self, environment: ServeEnvironment) -> None:
+        """Takes note of a reset, which OpenEnv has seen."""
+        self._environment = environment
+        self._until_s = time.monotonic() + _UNSEEN_S
+
+    def takes_step(self) -> bool:
+        """Whether ``step`` plays this step. Now and then OpenEnv itself plays one: it frees the
+        places of connections on which it sees none."""
+        if self._environment is None:
+            return False
+        if time.monotonic() < self._until_s:
+            return True
+        self._until_s = time.monotonic() + _UNSEEN_S
+        return False
+
+    async def step(self, action: ActionModel) -> dict[str, Any]:
+        """Plays one window, see ``ServeEnvironment.step_async``; data of the answer."""
+        assert self._environment is not None
+        return schemas.socket_answer(await self._environment.play(action))
+
+    async def look_again(self) -> None:
+        """Reads the session again, which a tool may have played."""
+        if self._environment is not None:
+            await self._environment.look_again()
+
+
+CONNECTION: ContextVar[SocketConnection | None] = ContextVar("connection", default=None)
+"""The connection of the messages under way; the middleware sets it."""
 
 
 class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
@@ -61,6 +105,9 @@ class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
             self._view = await self._service.reset(
                 **request_bodies.reset_arguments(body, body.session_id or own)
             )
+        connection = CONNECTION.get()
+        if connection is not None:
+            connection.plays(self)
         return schemas.observation(self._view)
 
     async def step_async(
@@ -72,11 +119,20 @@ class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
           InputError: before the first reset. EpisodeConflict: after the last window.
         """
         del timeout_s, kwargs
+        return schemas.observation(await self.play(action))
+
+    async def play(self, action: ActionModel) -> View:
+        """Plays one window, as ``step_async``."""
         if self._view is None:
             raise InputError(NOT_BEGUN)
         session_id = self._view.session_id
         self._view = await self._service.step(session_id, action.knobs(), action.number())
-        return schemas.observation(self._view)
+        return self._view
+
+    async def look_again(self) -> None:
+        """Reads the session again, which another connection or a tool may have played."""
+        if self._view is not None:
+            self._view = await self._service.view(self._view.session_id)
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any

@@ -80,7 +80,9 @@ class _EpisodeHandlers:
 
     async def step(self, named: NamedSession, body: StepBody) -> Response:
         session, action = one_session(body.session_id, named), body.action
-        view = await self._service.step(session, action.knobs(), action.number())
+        view = await self._service.step(
+            session, action.knobs(), action.number(), request_id=body.request_id
+        )
         return OrjsonResponse(schemas.step_answer(view))
 
     async def step_many(self, body: StepManyBody) -> Response:

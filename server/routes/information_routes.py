@@ -1,4 +1,4 @@
-"""HTTP routes about the server: health, tasks, schemas, runtime, redirects to the page."""
+"""HTTP routes about the server: health, measurements, tasks, schemas, redirects to the page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 import jax
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import jaxserve
 from jaxserve.tasks.reward import REWARD_CONFIG
@@ -24,8 +26,14 @@ from server.wire.response_models import HealthAnswer, InfoAnswer, RuntimeAnswer,
 from server.wire.schemas import LIVE, SIMULATED, ActionModel, ObservationModel, ServeState
 
 
-def information_routes(service: Service, compilation: Compilation) -> APIRouter:
-    """Routes that change no session."""
+def information_routes(
+    service: Service, compilation: Compilation, registry: CollectorRegistry
+) -> APIRouter:
+    """Routes that change no session.
+
+    Args:
+      registry: measurements of the server itself.
+    """
     router = json_router("Environment Info")
     started = time.monotonic()
 
@@ -82,7 +90,7 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
                 "live_sessions": service.live_sessions,
                 "durable_sessions": service.durable,
                 "default_session": service.settings.token is None,
-                "language_model": is_offered(service.settings.model_tokens),
+                "language_model": is_offered(await service.model_budget.left()),
                 "max_connections": service.settings.max_connections,
                 "max_windows": MAX_SERVED_HORIZON,
                 "warnings": list(service.settings.warnings),
@@ -90,9 +98,13 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
             | ({} if live is None else {"live": live})
         )
 
+    @router.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
     @router.get("/demo", include_in_schema=False)
     @router.get("/", include_in_schema=False)
     async def page() -> Response:
-        return RedirectResponse("/web")
+        return RedirectResponse("web")
 
     return router

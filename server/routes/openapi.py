@@ -67,7 +67,7 @@ def describe(app: FastAPI) -> None:
 
 
 def _add_errors(path: str, method: str, responses: dict[str, Any]) -> None:
-    texts = _ALWAYS if path != _OPEN else {500: _ALWAYS[500]}
+    texts = _ALWAYS if path != _OPEN else {status: _ALWAYS[status] for status in (429, 500)}
     if method != "get":
         texts = texts | _OF_CHANGES
     if "{env_name}" in path:

@@ -22,6 +22,7 @@ from server.sessions.session import (
     unknown_session,
 )
 from server.sessions.store import (
+    REQUEST_OF,
     Head,
     LoggedStep,
     NewEpisode,
@@ -67,11 +68,13 @@ class Sessions:
         self._store, self._limit, self._idle_s = store, live, idle_s
         self._has_default = default_session
         self._live: OrderedDict[str, Session] = OrderedDict()
+        self.windows_played = 0
+        """windows that ``commit`` has written."""
         self._records: list[Record] = []
         # Each changed session as it was before; None if it was not in memory.
         self._changed: dict[str, Session | None] = {}
-        self._defaults: dict[str, str] = {}
-        """default sessions that wait for ``commit``, by the keys of their notes."""
+        self._notes: dict[str, str] = {}
+        """texts that wait for ``commit``, by key."""
 
     @property
     def store(self) -> Store:
@@ -104,7 +107,6 @@ class Sessions:
         episode = session.episode.to_json()
         self._records.append(NewEpisode(session.id, session.number, session.name, episode))
         if default is not None and self._has_default:
-            self._defaults[default.key] = session.id
             self.keep_note(default.key, session.id)
         return session
 
@@ -240,9 +242,22 @@ class Sessions:
         ids, steps = [session.id for session in sessions], [session.steps for session in sessions]
         return BatchView(ids, steps, windows)
 
+    def has_answered(self, session: Session, request_id: str) -> bool:
+        """Whether the request with this id played the session's last window."""
+        return self.note(f"{REQUEST_OF}{session.id}") == _request_note(session, request_id)
+
+    def remember_request(self, session: Session, request_id: str) -> None:
+        """Keeps the id of the request that has just played a window."""
+        self.keep_note(f"{REQUEST_OF}{session.id}", _request_note(session, request_id))
+
+    def note(self, key: str) -> str | None:
+        """The text kept under a key."""
+        return self._notes.get(key) or self._store.note(key)
+
     def keep_note(self, key: str, text: str) -> None:
         """Keeps a text under a key as long as the log."""
         self._records.append(NewNote(key, text))
+        self._notes[key] = text
 
     def commit(self) -> None:
         """Writes all changes; on failure they are undone.
@@ -255,6 +270,7 @@ class Sessions:
         except BaseException:
             self.discard()
             raise
+        self.windows_played += sum(isinstance(record, NewStep) for record in self._records)
         self._settle()
 
     def discard(self) -> None:
@@ -294,14 +310,14 @@ class Sessions:
 
     def _settle(self) -> None:
         self._records = []
-        self._defaults.clear()
+        self._notes.clear()
         self._changed.clear()
         self._evict()
 
     def _default_id(self, default: DefaultSession) -> str:
         if not self._has_default:
             raise UnknownSession(NO_DEFAULT)
-        found = self._defaults.get(default.key) or self._store.note(default.key)
+        found = self.note(default.key)
         if found is None:
             raise UnknownSession(NOT_BEGUN)
         return found
@@ -338,3 +354,8 @@ def _advanced(
     states = [sessions[index].state for index in indices]
     simulator = sessions[indices[0]].simulator
     return programs.advance_together(simulator, states, [knobs[index] for index in indices])
+
+
+def _request_note(session: Session, request_id: str) -> str:
+    """The text that stands for a window and the request that played it."""
+    return f"{session.number} {session.steps} {request_id}"

@@ -40,6 +40,8 @@ _NEWEST_STEP = "SELECT coalesce(max(id), 0) FROM steps"
 _NEW_EPISODE = "INSERT INTO episodes VALUES (?, ?, ?, ?)"
 _NEW_STEP = f"INSERT INTO steps VALUES ({', '.join('?' * (6 + len(KNOBS)))})"
 _MOVE_SESSION = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)"
+REQUEST_OF = "request of "
+"""Key, before a session's id, of the note about the request that played its last window."""
 _KEEP_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
 _ASKED_AT_ONCE = 256
 _KNOWN = 100_000
@@ -318,10 +320,14 @@ class Store:
                 episodes.append((record.episode, session, record.name, record.spec))
                 heads[session] = Head(record.episode, 0, now, 0 if head is None else head.last)
         moved = [(session, *head) for session, head in heads.items()]
-        self._connection.executemany(_NEW_EPISODE, episodes)
-        self._connection.executemany(_NEW_STEP, steps)
-        self._connection.executemany(_MOVE_SESSION, moved)
-        self._connection.executemany(_KEEP_NOTE, notes)
+        for statement, rows in (
+            (_NEW_EPISODE, episodes),
+            (_NEW_STEP, steps),
+            (_MOVE_SESSION, moved),
+            (_KEEP_NOTE, notes),
+        ):
+            if rows:
+                self._connection.executemany(statement, rows)
         return heads, newest
 
     def expire(self, idle_s: float) -> int:
@@ -341,6 +347,10 @@ class Store:
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
             self._connection.execute(
                 f"DELETE FROM notes WHERE key LIKE 'default_session%' AND value IN ({old})",
+                (before,),
+            )
+            self._connection.execute(
+                f"DELETE FROM notes WHERE key IN (SELECT '{REQUEST_OF}' || id FROM ({old}))",
                 (before,),
             )
             expired = self._connection.execute(

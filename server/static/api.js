@@ -8,7 +8,7 @@ async function ask(method, path, body) {
   }
   let answer;
   try {
-    answer = await fetch(path, options);
+    answer = await fetch(at(path), options);
   } catch {
     throw new Error("the server does not answer; try again in a moment");
   }
@@ -20,6 +20,8 @@ async function ask(method, path, body) {
   return data;
 }
 
+// The page is at dashboard/ below the server, which a proxy may have put below a path of its own.
+const at = (path) => `..${path}`;
 const named = (path, session) => `${path}?session_id=${encodeURIComponent(session)}`;
 
 export const tasks = () => ask("GET", "/tasks");
@@ -41,5 +43,6 @@ export const operate = (session) => ask("POST", "/operator", { session_id: sessi
 export const yardsticks = (session) => ask("GET", named("/yardsticks", session));
 export const classes = (session) => ask("GET", named("/classes", session));
 export const grade = (session) => ask("POST", "/grader", { session_id: session });
-export const logAddress = (session) => named("/episode_log", session);
-export const log = (session) => ask("GET", logAddress(session));
+const logPath = (session) => named("/episode_log", session);
+export const logAddress = (session) => at(logPath(session));
+export const log = (session) => ask("GET", logPath(session));

@@ -120,6 +120,7 @@ async function drive() {
     knobs.follow(action);
     if (decision) say(`${decision.model}: ${decision.reason ?? "no reason was given"}`);
   });
+  if (!done) return "No window was played.";
   return `${find("agent").selectedOptions[0].textContent} played ${done} windows; the knobs are where it left them.`;
 }
 

@@ -131,8 +131,10 @@ def read_object(text: str | bytes | None) -> dict[str, Any]:
         raise InputError("the request is binary; it must be the text of a JSON object")
     try:
         found = read_json(text)
-        # JSON allows half a surrogate pair, which no answer could repeat.
-        json.dumps(found, ensure_ascii=False).encode()
+        # JSON allows half a surrogate pair, which no answer could repeat; a str has one only as an
+        # escape.
+        if not isinstance(text, str) or "\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InputError(unreadable(error)) from None
     if not isinstance(found, Mapping):

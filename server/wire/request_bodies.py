@@ -109,10 +109,14 @@ class StepBody(Body):
 
     action: ActionModel
     session_id: SessionId | None = None
-    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="accepted for OpenEnv; a window takes under a millisecond"
+    timeout_s: Annotated[float, Field(ge=0.001, le=86_400, allow_inf_nan=False)] | None = Field(
+        None, description="accepted for OpenEnv, and not enforced: a window has a length of its own"
     )
-    request_id: Label | None = None
+    request_id: Label | None = Field(
+        None,
+        description="a request that repeats the session's last one plays no window, and has the "
+        "same answer",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -202,6 +202,17 @@ def step_answer(view: View) -> dict[str, Any]:
     }
 
 
+def socket_answer(view: View) -> dict[str, Any]:
+    """Data of the answer to a step on a WebSocket, as OpenEnv writes ``observation``."""
+    about = information(view)
+    return {
+        "observation": {**view.window.observation, "metadata": about},
+        "reward": view.window.reward,
+        "done": view.window.done,
+        "metadata": about,
+    }
+
+
 _METRICS = (
     "p50_ttft_ms",
     "p99_ttft_ms",

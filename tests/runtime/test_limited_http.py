@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.server import ServerState
 
 from jaxserve.runtime.limited_http import HttpLimits, limited_protocol
 from jaxserve.runtime.listening import listen
@@ -78,5 +79,48 @@ def test_old_clients_get_no_chunks(version: str, body: bytes) -> None:
             writer.close()
             server.should_exit = True
             await serving
+
+    asyncio.run(play())
+
+
+def test_a_client_of_ipv6_has_the_share_of_its_network() -> None:
+    """It takes another of its addresses for each connection."""
+    protocol = limited_protocol(HttpLimits(10, 4096, 5.0, max_per_address=2))
+
+    class Socket:
+        def __init__(self, address: str) -> None:
+            self._address = address
+
+        def getpeername(self) -> tuple[str, int]:
+            return self._address, 1
+
+        def getsockname(self) -> tuple[str, int]:
+            return "2001:db8::80", 80
+
+    class Transport(asyncio.Transport):
+        def __init__(self, address: str) -> None:
+            super().__init__({"socket": Socket(address)})
+            self.written = b""
+
+        def write(self, data: Any) -> None:
+            self.written += data
+
+        def is_closing(self) -> bool:
+            return bool(self.written)
+
+        def close(self) -> None:
+            assert self.written
+
+    async def play() -> None:
+        config = uvicorn.Config(_app, http=protocol, lifespan="off")
+        config.load()
+        addresses = [f"2001:db8::{host}" for host in (1, 2, 3)] + ["2001:db8:0:1::1"]
+        refused = []
+        for address in addresses:
+            transport = Transport(address)
+            made = protocol(config=config, server_state=ServerState(), app_state={})
+            made.connection_made(transport)
+            refused.append(b"503" in transport.written)
+        assert refused == [False, False, True, False]
 
     asyncio.run(play())

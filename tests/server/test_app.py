@@ -133,5 +133,18 @@ def test_a_client_that_answers_no_ping_keeps_its_connection(
     """A trainer that generates for a minute answers none; only silence ends a connection."""
     served: list[uvicorn.Config] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: served.append(self.config))
-    app._serve(Settings.from_environment(), [])
+    app._serve(Settings.from_environment(), [], access_log=False)
     assert served[0].ws_ping_timeout is None and served[0].ws_ping_interval
+
+
+@pytest.mark.slow
+def test_the_access_log_names_no_session(tmp_path: Path) -> None:
+    """A line for each request where that is asked for; a query may name a session."""
+    port = free_port()
+    with serve(tmp_path, "--port", str(port), "--access-log") as process:
+        wait_until_answers(f"http://127.0.0.1:{port}/health", process)
+        httpx.get(f"http://127.0.0.1:{port}/state", params={"session_id": "mine"}, timeout=300.0)
+        process.terminate()
+        output, _ = process.communicate()
+    assert '"GET /state HTTP/1.1" 404' in output
+    assert "mine" not in output

@@ -66,6 +66,18 @@ def test_a_killed_server_goes_on_where_it_was(
     assert httpx.get(f"{server.url}/state").json()["session_id"] == session_id
 
 
+def test_a_request_is_repeated_after_a_kill(tmp_path: Path, start_server: Start) -> None:
+    """Its window is played once: the log has its request_id."""
+    server = start_server(tmp_path)
+    session_id = post(server, "/reset", task_id=1, seed=11)["session_id"]
+    body = {"session_id": session_id, "action": ACTION, "request_id": "mine"}
+    once = post(server, "/step", **body)
+    server.kill()
+    server = start_server(tmp_path)
+    assert post(server, "/step", **body) == once
+    assert state_of(server, session_id)["step_count"] == 1
+
+
 async def play_until_cut(url: str, number: int, acknowledged: dict[str, list[float]]) -> None:
     """Steps one session as fast as it can, and notes every answer."""
     with_socket = url.replace("http", "ws") + "/ws"

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from openenv.cli._validation import validate_multi_mode_deployment, validate_running_environment
+from openenv.core.env_server.serialization import serialize_observation
 from openenv.core.generic_client import GenericEnvClient
 from openenv.validation.providers import ExecResult
 from openenv.validation.runner import run_validation
@@ -18,7 +19,9 @@ from websockets.sync.client import connect
 
 from jaxserve.tasks.spec import task_names
 from server.local import LocalServer
-from server.sessions.episodes import MAX_SERVED_HORIZON
+from server.sessions.episodes import MAX_SERVED_HORIZON, parse_episode
+from server.sessions.session import new_session
+from server.wire import schemas
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -214,6 +217,48 @@ def test_an_agent_with_tools_can_play(http: httpx.Client) -> None:
         assert named in call(http, tool, **arguments)["error"]["message"]
 
 
+def test_tools_are_steps_for_the_client_of_openenv_core(server: LocalServer) -> None:
+    """MCPToolClient of openenv-core 0.3 lists and calls tools by actions of a step, before a reset
+    too; what a tool plays is part of the connection's session."""
+    with connect(server.url.replace("http", "ws") + "/ws") as socket:
+
+        def step(**action: Any) -> Any:
+            socket.send(json.dumps({"type": "step", "data": action}))
+            answer = json.loads(socket.recv(timeout=300.0))
+            assert set(answer["data"]) >= {"observation", "reward", "done"}, answer
+            return answer["data"]
+
+        def use(tool: str, **arguments: Any) -> Any:
+            return step(type="call_tool", tool_name=tool, arguments=arguments)
+
+        listed = step(type="list_tools")["observation"]["tools"]
+        assert {tool["name"] for tool in listed} >= {"reset", "step", "grade"}
+        assert all(tool["description"] and tool["input_schema"] for tool in listed)
+        socket.send(json.dumps({"type": "reset", "data": {"task_id": 1, "seed": 3}}))
+        own = json.loads(socket.recv(timeout=300.0))["data"]["metadata"]["session_id"]
+        stepped = use("step", session_id=own, action={"batch_cap": 64})
+        assert stepped["observation"]["result"]["info"]["step"] == 1
+        assert stepped["reward"] == stepped["observation"]["result"]["reward"]
+        assert stepped["observation"]["error"] is None and stepped["done"] is False
+        socket.send(json.dumps({"type": "state"}))
+        assert json.loads(socket.recv(timeout=300.0))["data"]["step_count"] == 1
+        assert step(batch_cap=64)["observation"]["step_index"] == 2
+        for tool, arguments, kind, said in (
+            ("warp", {}, "tool_not_found", "tool_name is 'warp'; it must be one of "),
+            ("observe", {"boost": 1}, "invalid_args", "argument 'boost' is unknown"),
+            ("observe", {"session_id": "nobody"}, "execution_error", "session 'nobody' does"),
+        ):
+            error = use(tool, **arguments)["observation"]["error"]
+            assert (error["error_type"], error["message"][: len(said)]) == (kind, said)
+
+
+def test_a_step_is_answered_as_openenv_writes_it() -> None:
+    """The server writes the answer itself, which takes a part of the time."""
+    episode = parse_episode("bursty_workload", 5, "train", None)
+    view = new_session(None, None, episode).view()
+    assert schemas.socket_answer(view) == serialize_observation(schemas.observation(view))
+
+
 def test_the_earlier_projects_routes_answer(http: httpx.Client) -> None:
     """/tasks, /info, /runtime, /metadata, and pages that lead to the page."""
     tasks = http.get("/tasks").json()
@@ -229,7 +274,7 @@ def test_the_earlier_projects_routes_answer(http: httpx.Client) -> None:
     assert http.get("/metadata").json()["name"] == "jaxserve"
     for path in ("/", "/demo"):
         answer = http.get(path)
-        assert (answer.status_code, answer.headers["location"]) == (307, "/web")
+        assert (answer.status_code, answer.headers["location"]) == (307, "web")
     page = http.get("/web", follow_redirects=True)
     assert page.url.path == "/dashboard/"
     assert "<title>jaxserve</title>" in page.text

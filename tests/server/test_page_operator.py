@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from jaxserve.spaces import DEFAULT_ACTION
@@ -32,6 +33,7 @@ def test_a_language_model_drives_and_says_why(
         # Of 250 tokens a decision takes 100: the third is the last that begins.
         assert window(page) == 30
         assert "JAXSERVE_MODEL_TOKENS" in page.inner_text("#status")
+        assert httpx.get(f"{modelled.url}/runtime").json()["language_model"] is False
         assert page.input_value("#batch_cap_exact") == "128"
         events = page.locator("#happened li").all_inner_texts()
         for cap in ("64 \u2192 96", "96 \u2192 128"):

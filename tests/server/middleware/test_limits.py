@@ -47,6 +47,24 @@ def test_opening_a_websocket_counts() -> None:
     asyncio.run(play())
 
 
+def test_probes_have_a_rate_of_their_own() -> None:
+    """Far beyond what a probe asks; neither it nor other requests take from the other's."""
+    limited = LimitRate(Player(), Rate(1, 3600.0))
+
+    async def asked(path: str, address: str = "2001:db8::1") -> int:
+        sent = await call(limited, scope(path=path, client=(address, 1)))
+        return sent[0]["status"]
+
+    async def play() -> None:
+        assert [await asked("/step") for _ in range(2)] == [200, 429]
+        asked_often = [await asked("/health") for _ in range(500)]
+        assert asked_often[:20] == [200] * 20 and 429 in asked_often
+        assert await asked("/health", "2001:db8::2") == 429  # the same network
+        assert await asked("/health", "2001:db8:0:1::1") == 200
+
+    asyncio.run(play())
+
+
 def test_a_body_must_come_in_time() -> None:
     """In pieces without end it is given up: 408, whatever the application says to that."""
 

@@ -38,3 +38,8 @@ def test_websockets_too() -> None:
     wrong = scope("websocket", query_string=b"session=abc")
     status, text = refusal(asyncio.run(call(CheckSocketQuery(Player()), wrong)))
     assert (status, text) == (422, "query 'session' is unknown; allowed are session_id")
+
+
+def test_a_probe_may_add_what_it_likes(http: httpx.Client) -> None:
+    """Some add a name against caches."""
+    assert http.get("/health?t=1&t=2").status_code == 200

@@ -184,3 +184,13 @@ def test_inference_prints_a_line_a_step(model: Model) -> None:
     refused = run("inference.py", OPENAI_API_KEY=KEY, API_BASE_URL=model.url, MODEL_NAME="stub")
     assert (refused.returncode, "the key is refused" in refused.stderr) == (1, True)
     assert refused.stdout.count("[END] success=false steps=0 score=0.001") == 3
+
+
+def test_the_earlier_name_of_the_command_works() -> None:
+    """``python -m server.baseline_inference`` takes the same options."""
+    earlier, own = (
+        run("-m", f"server.{name}baseline_inference", "--help") for name in ("", "players.")
+    )
+    assert earlier.returncode == own.returncode == 0
+    assert "--base-url" in earlier.stdout
+    assert earlier.stdout == own.stdout

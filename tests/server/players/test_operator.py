@@ -199,3 +199,15 @@ def test_a_model_is_offered_with_key_and_tokens_only() -> None:
     key = {"OPENAI_API_KEY": "x"}
     assert is_offered(1, key) and is_offered(1, {"HF_TOKEN": "x"})
     assert not is_offered(0, key) and not is_offered(1, {})
+
+
+def test_the_budget_says_what_is_left(agent: Agent) -> None:
+    """Not below what a decision has taken."""
+
+    async def play() -> list[int]:
+        budget = ModelBudget(Notes(), 100)
+        found = [await budget.left()]
+        await decide(Operator(budget))
+        return [*found, await budget.left()]
+
+    assert asyncio.run(play()) == [100, 40]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from fastmcp import FastMCP
 from websockets.sync.client import ClientConnection, connect
 
 from server.local import LocalServer
+from server.protocols.mcp_transport import McpTransport
+from server.protocols.messages import CheckMessages
 
 
 @pytest.fixture(params=["/ws", "/mcp"])
@@ -176,3 +180,21 @@ def test_large_numbers_end_nothing(server: LocalServer, number: int) -> None:
         said = ask(socket, {"type": "reset", "data": {"seed": number}})["data"]["message"]
         assert said.startswith("seed is ")
         assert ask(socket, {"type": "state"})["type"] == "state"
+
+
+def test_a_client_that_leaves_before_its_answer_ends_the_connection() -> None:
+    """Servers raise an OSError on an answer to it: no failure of the application."""
+    seen: list[dict[str, Any]] = []
+
+    async def openenv(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(await receive())
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.receive", "text": "no JSON"}
+
+    async def send(message: Any) -> None:
+        raise ConnectionResetError
+
+    app = CheckMessages(openenv, McpTransport(FastMCP("none")))
+    asyncio.run(app({"type": "websocket", "path": "/ws"}, receive, send))
+    assert [message["type"] for message in seen] == ["websocket.disconnect"]

@@ -23,6 +23,22 @@ def test_a_repeated_step_is_refused(http: httpx.Client) -> None:
         )
 
 
+def test_a_request_that_is_repeated_plays_once(http: httpx.Client) -> None:
+    """The last request of a session, by its request_id; another id plays the next window."""
+    session_id = post(http, "/reset", task_id=1, seed=1)["session_id"]
+    body: dict[str, Any] = {"session_id": session_id, "action": {"metadata": {"step": 0}}}
+    once = post(http, "/step", **body, request_id="a")
+    assert post(http, "/step", **body, request_id="a") == once
+    assert http.get("/state", params={"session_id": session_id}).json()["step_count"] == 1
+    plain = {"session_id": session_id, "action": {}}
+    assert post(http, "/step", **plain, request_id="b")["info"]["step"] == 2
+    assert post(http, "/step", **plain)["info"]["step"] == 3
+    # Its window is no longer the last one: nobody can tell whether it was meant again.
+    assert post(http, "/step", **plain, request_id="b")["info"]["step"] == 4
+    post(http, "/reset", task_id=1, seed=1, session_id=session_id)
+    assert post(http, "/step", **plain, request_id="b")["info"]["step"] == 1
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "named"),
     [
@@ -54,6 +70,18 @@ def test_a_repeated_step_is_refused(http: httpx.Client) -> None:
         ("/step", {"action": [1, 2]}, 422, "action is [1, 2]; it must be a JSON object"),
         ("/step", [1, 2], 422, "the request is [1, 2]; it must be a JSON object"),
         ("/step", {"action": {"metadata": {"step": "x"}}}, 422, "metadata.step"),
+        (
+            "/step",
+            {"action": {}, "timeout_s": 1e-9},
+            422,
+            "timeout_s is 1e-09; it must be at least",
+        ),
+        (
+            "/step",
+            {"action": {}, "timeout_s": 1e9},
+            422,
+            "timeout_s is 1000000000.0; it must be at",
+        ),
         ("/step", {}, 422, "action is missing"),
         ("/step", {"action": {}, "session_id": "nobody"}, 404, "session 'nobody' does not exist"),
         ("/step", {"action": {}, "session_id": "no body"}, 422, "session_id is 'no body'"),

@@ -112,3 +112,23 @@ def test_a_replay_is_exact(tmp_path: Path, task: str) -> None:
     for before, after in zip(played.find_many(names), found(again, names), strict=True):
         assert before.view() == after.view()
     assert sum(session.driven for session in played.find_many(names)) == 2
+
+
+def test_the_request_of_the_last_window_is_remembered_with_it() -> None:
+    """At once, for a repeated request of the same commit; and not if the window is undone."""
+    sessions = Sessions(open_store(IN_MEMORY), live=9, idle_s=100.0, default_session=False)
+    name = begun(sessions, parse_episode("static_workload", 5, "train", None)).id
+    sessions.commit()
+    for commits in (False, True):
+        (session,) = found(sessions, [name])
+        sessions.step(session, KNOBS)
+        sessions.remember_request(session, "a")
+        assert sessions.has_answered(session, "a") and not sessions.has_answered(session, "b")
+        if commits:
+            sessions.commit()
+        else:
+            sessions.discard()
+        (session,) = found(sessions, [name])
+        assert sessions.has_answered(session, "a") is commits
+    sessions.step(session, KNOBS)
+    assert not sessions.has_answered(session, "a")

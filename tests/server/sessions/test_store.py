@@ -18,6 +18,7 @@ from server.server_settings import IN_MEMORY
 from server.sessions import store as store_module
 from server.sessions.session import DefaultSession
 from server.sessions.store import (
+    REQUEST_OF,
     LoggedStep,
     MovedSession,
     NewNote,
@@ -115,6 +116,8 @@ def test_expired_sessions_are_forgotten_but_known(
     store.commit([begin("old", 1), step(0, "old", 1), begin("new", 2), step(0, "new", 2)])
     defaults = [DefaultSession("10.0.0.1").key, DefaultSession("10.0.0.2").key]
     store.commit([NewNote(key, id) for key, id in zip(defaults, ("old", "new"), strict=True)])
+    requests = [f"{REQUEST_OF}{session}" for session in ("old", "new")]
+    store.commit([NewNote(key, "1 1 a") for key in requests])
     store.commit([step(1, "old", 1), begin("old", 3), step(0, "old", 3)])
     now += 100.0
     store.commit([step(1, "new", 2)])
@@ -123,6 +126,7 @@ def test_expired_sessions_are_forgotten_but_known(
     old, new = heads["old"], heads["new"]
     assert (old.episode, new.episode, new.steps) == (0, 2, 2)
     assert [store.note(key) for key in defaults] == [None, "new"]
+    assert [store.note(key) for key in requests] == [None, "1 1 a"]
     assert store.steps("new", 2) == [STEP, STEP]
     assert store.steps("old", 1) == store.steps("old", 3) == []
     assert store.expire(50.0) == 0
