@@ -27,17 +27,23 @@ function median(values) {
 export function bursts(windows, meanRate) {
   const rates = windows.map((window) => window.observation?.request_arrival_rate ?? 0);
   const usual = meanRate ?? median(rates.slice(1));
+  const busy = (index) => rates[index] > BURST * usual;
   const around = (index) => {
-    const near = rates.slice(Math.max(index - 1, 1), index + 2);
-    return near.reduce((sum, rate) => sum + rate, 0) / near.length;
+    const [first, last] = [Math.max(index - 1, 1), Math.min(index + 1, rates.length - 1)];
+    let sum = 0;
+    for (let at = first; at <= last; at += 1) sum += rates[at];
+    return sum / (last - first + 1);
   };
   if (!(usual > 0)) return [];
-  const within = new Set();
-  for (const [first, last] of runs(windows.length, (index) => around(index) > BURST * usual)) {
-    const busy = [...rates.keys()].slice(Math.max(first - 1, 1), last + 2).filter((index) => rates[index] > BURST * usual);
-    for (let index = busy[0]; index <= busy.at(-1); index += 1) within.add(index);
+  const found = [];
+  for (let [first, last] of runs(windows.length, (index) => around(index) > BURST * usual)) {
+    for (first = Math.max(first - 1, 1); !busy(first); first += 1);
+    for (last = Math.min(last + 1, rates.length - 1); !busy(last); last -= 1);
+    const before = found.at(-1);
+    if (before && first <= before[1] + 1) before[1] = Math.max(before[1], last);
+    else found.push([first, last]);
   }
-  return runs(windows.length, (index) => within.has(index));
+  return found;
 }
 
 export function away(windows) {
@@ -80,13 +86,15 @@ function merged(windows) {
   return found;
 }
 
+// Who chose the knobs of a window.
+const who = (driver) => driver?.replace("_", " ") ?? "by hand";
+
 function sentence({ driver, knobs, before, now }, fields) {
   const each = [...knobs].map((knob) => {
     const [from, to] = [knobValue(fields[knob], before[knob]), knobValue(fields[knob], now[knob])];
     return `${fields[knob].title} ${from === to ? `back at ${to}` : `${from} → ${to}`}`;
   });
-  // Of a session that was taken up again nobody knows who drove.
-  return `${driver ? `${driver}: ` : ""}${each.join(", ")}`;
+  return `${who(driver)}: ${each.join(", ")}`;
 }
 
 // Sentences for a list, the newest first: { window, until, text, reason }.
@@ -95,7 +103,7 @@ export function happened(windows, fields, meanRate) {
     ({ window: one.window, until: one.until, reason: one.reason, text: sentence(one, fields) }));
   const said = new Set(events.map((event) => event.window));
   windows.forEach(({ reason, driver }, window) => {
-    if (reason && !said.has(window)) events.push({ window, text: `${driver}: ${window === 1 ? "first knobs" : "knobs stay"}`, reason });
+    if (reason && !said.has(window)) events.push({ window, text: `${who(driver)}: ${window === 1 ? "first knobs" : "knobs stay"}`, reason });
   });
   for (const [first, last] of bursts(windows, meanRate)) {
     const most = Math.max(...windows.slice(first, last + 1).map((w) => w.observation.request_arrival_rate));
