@@ -87,7 +87,6 @@ function asOf() {
 // An episode has begun or was taken up.
 function begun() {
   const { task, windows, id } = play.episode;
-  choice.set(play.chosen);
   if (address() && address() !== play.session) location.hash = play.session;
   else history.replaceState(null, "", `#${play.session}`);
   find("download").href = server.logAddress(play.session);
@@ -95,6 +94,7 @@ function begun() {
   if (knobsOf !== id) {
     // What a person has set stays while the episode is the same.
     knobsOf = id;
+    choice.set(play.chosen);
     knobs.build(task, fields);
     knobs.follow(windows.at(-1).action);
   }
@@ -343,6 +343,7 @@ find("overlay").addEventListener("click", () => during("The agent plays in a ses
 find("grade").addEventListener("click", () => during("Grading", grade));
 find("stop").addEventListener("click", () => (play.stopped = true));
 addEventListener("hashchange", () => {
+  if (address() === play.session) return;
   if (busy) play.stopped = true; // the address is looked at again when the button has done
   else if (play.session) during("Opening the session", open);
   else location.reload(); // nothing could be shown before

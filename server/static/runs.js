@@ -10,11 +10,12 @@ const STORED = "jaxserve sessions";
 export class Runs {
   // `onOverlay` is called when another choice of runs is laid over; `say` with what is wrong.
   constructor(onOverlay, say) {
-    Object.assign(this, { onOverlay, say, runs: read(), now: null, laid: new Map() });
+    Object.assign(this, { onOverlay, say, runs: read() ?? [], now: null, laid: new Map() });
   }
 
   // What is known of the session that is shown.
   note(run) {
+    this.runs = read() ?? this.runs; // another tab may have added some
     const isNew = this.now?.id !== run.id;
     const sameTraffic = isTraffic(this.now, run);
     this.now = run;
@@ -97,9 +98,9 @@ const nameOf = (run) => run?.drivers.join(", ") || "not played";
 function read() {
   try {
     const runs = JSON.parse(localStorage.getItem(STORED));
-    return Array.isArray(runs) ? runs.filter((run) => run?.id && Array.isArray(run.drivers)) : [];
+    return Array.isArray(runs) ? runs.filter((run) => run?.id && Array.isArray(run.drivers)) : null;
   } catch {
-    return []; // a browser that keeps nothing
+    return null; // a browser that keeps nothing
   }
 }
 
