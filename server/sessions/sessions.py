@@ -195,9 +195,7 @@ class Sessions:
         logged = self._store.decisions(session.number)
         return logged | read_decisions(session.number, waiting)
 
-    def step(
-        self, session: Session, knobs: Knobs, decision: LoggedDecision | None = None
-    ) -> None:
+    def step(self, session: Session, knobs: Knobs, decision: LoggedDecision | None = None) -> None:
         """Plays one window.
 
         Args:

@@ -64,9 +64,7 @@ def _entry(name: str, entry: Entry) -> Any:
     extra: dict[str, Any] = {"rests_on": _RESTS_ON[name]} if name in _RESTS_ON else {}
     if entry.shape:
         return list[float], Field([entry.idle] * entry.shape[0], description=about)
-    return float, Field(
-        entry.idle, ge=0, le=entry.high, description=about, json_schema_extra=extra
-    )
+    return float, Field(entry.idle, ge=0, le=entry.high, description=about, json_schema_extra=extra)
 
 
 _Knobs = create_model(

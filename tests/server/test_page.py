@@ -242,15 +242,16 @@ def test_what_rests_on_no_request_is_not_shown(page: Any, server: LocalServer) -
             break
         press(page, "step")
     assert last["info"]["figures"]["decoding"] < 0.5
-    every = """[...document.querySelectorAll('#numbers .tile')].map((tile) =>
-      [tile.querySelector('dt').innerText, tile.querySelector('.big').innerText, tile.dataset.state])"""
+    every = """[...document.querySelectorAll('#numbers .tile')].map((tile) => [
+      ...['dt', '.big'].map((part) => tile.querySelector(part).innerText), tile.dataset.state])"""
     tiles = {label: (big, state) for label, big, state in page.evaluate(every)}
     for label in ("TTFT p99", "ITL p99"):
         assert tiles[label][0].startswith(NOTHING) and tiles[label][1] == "none"
     assert "e-" not in page.inner_text("#numbers") and "million" not in page.inner_text("#numbers")
     assert page.evaluate(
         """() => [...document.querySelectorAll('.chart')].find(({ innerText }) =>
-          innerText.startsWith('Time to first token')).chart.data.slice(-2).every((line) => line.at(-1) === null)"""
+          innerText.startsWith('Time to first token')).chart.data.slice(-2)
+          .every((line) => line.at(-1) === null)"""
     )
 
 
@@ -327,8 +328,8 @@ def test_an_error_is_said(page: Any) -> None:
 
 
 def test_two_play_one_episode(page: Any, server: LocalServer) -> None:
-    """Windows that another played are neither overlooked nor mistaken for the page's own; knobs that
-    a person has set stay."""
+    """Windows that another played are neither overlooked nor mistaken for the page's own; knobs
+    that a person has set stay."""
     begin(page, "static_workload", 5)
     there = {"session_id": session(page)}
     httpx.post(f"{server.url}/step", json={"action": {}, **there}).raise_for_status()
@@ -395,8 +396,8 @@ def test_the_address_names_what_is_shown(page: Any) -> None:
 
 
 def test_runs_are_compared(page: Any, server: LocalServer) -> None:
-    """An agent plays the same traffic elsewhere; its run and a person's own earlier ones can be laid
-    over the charts, and are still listed after a reload."""
+    """An agent plays the same traffic elsewhere; its run and a person's own earlier ones can be
+    laid over the charts, and are still listed after a reload."""
     begin(page, "static_workload", 9)
     earlier = session(page)
     page.fill("#windows", "6")
@@ -410,7 +411,7 @@ def test_runs_are_compared(page: Any, server: LocalServer) -> None:
     assert [row.count("seed 9") for row in rows[:3]] == [1, 1, 1] and "200 windows" in rows[0]
     page.check(f'#runs li:has(a[href="#{earlier}"]) input')
     drawn = """(name) => [...document.querySelectorAll('.chart')].find(({ innerText }) =>
-      innerText.startsWith('Throughput')).chart.series.filter(({ label }) => label === name).length"""
+      innerText.startsWith('Throughput')).chart.series.filter((one) => one.label === name).length"""
     for name in ("default output", "by hand output"):
         page.wait_for_function(f"(name) => ({drawn})(name) === 1", arg=name)
     assert "level with by hand" in page.inner_text("#standing")

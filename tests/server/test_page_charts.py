@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 TASK = "adversarial_multitenant"
 PLAYED = 30
 READ = """() => ['charts', 'lanes'].map((place) =>
-  [...document.querySelectorAll(`#${place} .chart`)].map((figure) => [figure, figure.chart]).map(([figure, chart]) => ({
+  [...document.querySelectorAll(`#${place} .chart`)].map((figure) => [figure, figure.chart])
+  .map(([figure, chart]) => ({
     title: figure.querySelector('h2').firstChild.textContent,
     unit: figure.querySelector('small')?.textContent ?? '',
     lines: chart.series.slice(1).map(({ label }, at) => [label, chart.data[at + 1]])
@@ -109,7 +110,8 @@ class Drawn:
         page.wait_for_function(f"document.querySelector('.chart').chart.data[1][{PLAYED}] !== null")
         page.wait_for_function(
             f"""[...document.querySelectorAll('.chart')].find(({{ innerText }}) =>
-              innerText.startsWith('TPOT')).chart.data.slice(1).some((line) => line[{PLAYED}] != null)"""
+              innerText.startsWith('TPOT')).chart.data.slice(1)
+              .some((line) => line[{PLAYED}] != null)"""
         )
         charts, lanes = page.evaluate(READ)
         self.charts = {chart["title"]: chart for chart in charts}
@@ -244,7 +246,7 @@ def test_a_day_is_drawn_as_means_and_can_be_zoomed(
         page.wait_for_function(f"({shown})() > 100 && ({shown})() <= 400")
         edges = """() => { const { chart } = document.querySelectorAll('.chart')[0];
           const of = (label) => chart.data[chart.series.findIndex((one) => one.label === label)];
-          return ['arrivals /s lowest', 'arrivals /s', 'arrivals /s highest'].map((name) => of(name)); }"""
+          return [' lowest', '', ' highest'].map((edge) => of('arrivals /s' + edge)); }"""
         lows, means, highs = page.evaluate(edges)
         assert all(low <= mean <= high for low, mean, high in zip(lows, means, highs, strict=True))
         assert max(highs) == 40.0 and min(lows) == 10.0 < max(means) < 40.0
@@ -262,8 +264,12 @@ def test_a_day_is_drawn_as_means_and_can_be_zoomed(
         assert page.locator("#range option:checked").inner_text() == "zoomed"
         page.locator("#charts .u-over").first.hover(position={"x": 100, "y": 20})
         second = datetime.fromtimestamp(operated_log.UNIX_S + low).minute
-        assert re.search(rf":(?:{second:02}|{(second + 1) % 60:02}):\d\d", page.inner_text("#cursor"))
+        assert re.search(
+            rf":(?:{second:02}|{(second + 1) % 60:02}):\d\d", page.inner_text("#cursor")
+        )
         page.mouse.dblclick(box["x"] + 50, box["y"] + 20)
-        page.wait_for_function(f"({shown})() > 100 && document.getElementById('range').value === 'all'")
+        page.wait_for_function(
+            f"({shown})() > 100 && document.getElementById('range').value === 'all'"
+        )
         page.select_option("#range", "200")
         page.wait_for_function(f"({shown})() === 201")

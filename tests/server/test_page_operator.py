@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 def test_a_language_model_drives_and_says_why(
     browser: Any, modelled: LocalServer, model: Model, tmp_path: Path
 ) -> None:
-    """Its knobs are held, its reasons are listed, also after a reload, and its budget ends its drive
-    with a sentence."""
+    """Its knobs are held, its reasons are listed, also after a reload, and its budget ends its
+    drive with a sentence."""
     model.answers = [
         json.dumps({"reason": "The queue grows.", **DEFAULT_ACTION, "batch_cap": cap})
         for cap in (64, 96, 128)

@@ -38,7 +38,7 @@ def test_a_yardstick_is_what_the_agent_plays(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("task", ["bursty_workload", "trace_replay"])
 def test_classes_add_up_to_the_windows(http: httpx.Client, task: str) -> None:
-    """All requests are of some class, in the figures of a step as well; a session stays as it is."""
+    """All requests are of some class, in a step's figures as well; the session stays as it is."""
     session = begin(http, task)
     played = post(http, "/agent", session_id=session, agent="best_static", windows=WINDOWS)
     found = http.get("/classes", params={"session_id": session}).json()

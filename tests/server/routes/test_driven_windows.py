@@ -15,7 +15,7 @@ from tests.server.routes.episode_calls import post
 
 @pytest.mark.slow
 def test_who_played_is_said_beside_the_grade(start_server: StartServer) -> None:
-    """Of this episode only, whichever of the server's own agents it was; the log has its reasons."""
+    """Of this episode only, whichever of the server's own agents it was; the log has reasons."""
     with closing(Model()) as model:
         server = start_server(
             OPENAI_API_KEY="sk-of-the-test", API_BASE_URL=model.url, JAXSERVE_MODEL_TOKENS="1000"
