@@ -212,9 +212,9 @@ async function open() {
     play.look();
     return "";
   } catch (error) {
-    throw new Error(`${error.message}. The page shows the session as before.`);
+    throw play.session ? new Error(`${error.message}. The page shows the session as before.`) : error;
   } finally {
-    history.replaceState(null, "", `#${play.session}`);
+    if (play.session) history.replaceState(null, "", `#${play.session}`);
   }
 }
 
@@ -261,7 +261,7 @@ function hideScores(areMeasured) {
 
 function turnTo(which) {
   const toLive = which === "live";
-  for (const id of ["play", "first_steps", "sessions", "elsewhere"]) find(id).hidden = toLive;
+  for (const id of ["play", "first_steps", "sessions", "elsewhere", "as_of"]) find(id).hidden = toLive;
   find("live").hidden = !toLive;
   hideScores(toLive);
   find("tab_play").setAttribute("aria-pressed", String(!toLive));
@@ -345,8 +345,7 @@ find("stop").addEventListener("click", () => (play.stopped = true));
 addEventListener("hashchange", () => {
   if (address() === play.session) return;
   if (busy) play.stopped = true; // the address is looked at again when the button has done
-  else if (play.session) during("Opening the session", open);
-  else location.reload(); // nothing could be shown before
+  else during("Opening the session", open);
 });
 document.addEventListener("visibilitychange", lookAround);
 setInterval(lookAround, BETWEEN_MS);

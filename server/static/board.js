@@ -2,7 +2,7 @@
 
 import { Charts } from "./charts.js";
 import { showClasses } from "./classes.js";
-import { happened, marksOf } from "./marks.js";
+import { happened, marksOf, turned } from "./marks.js";
 import { showNumbers } from "./numbers.js";
 import { lanes, panels } from "./panels.js";
 import { showScore } from "./score.js";
@@ -29,7 +29,7 @@ export class Board {
     for (const charts of [this.charts, this.lanes]) {
       charts.onCursor = (windows) => (find("cursor").textContent = windows ? this.#when(windows) : "the last window");
       charts.onRange = (range) => this.#show(range);
-      charts.tick = (window) => this.#clock(window) ?? String(window);
+      charts.tick = (window) => this.#clock(window, { hour: "2-digit", minute: "2-digit" }) ?? String(window);
     }
     find("range").addEventListener("change", () => this.#show(null, find("range").value));
   }
@@ -78,13 +78,14 @@ export class Board {
     this.#choices(known);
     const overlays = known.filter((overlay) => !this.hidden.has(overlay.key));
     this.#build(overlays);
-    const marks = marksOf(windows, meanRate);
+    const turns = turned(windows);
+    const marks = marksOf(windows, meanRate, turns);
     const others = overlays.map((overlay) => overlay.windows);
     for (const charts of [this.charts, this.lanes]) charts.draw(windows, others, marks, this.#range());
     showNumbers(find("numbers"), task, windows, windows.length - 1, ghosts.best_static ?? [], areMeasured);
     showScore(windows, task, known);
     showClasses(find("classes"), task, windows, byClass);
-    const list = happened(windows, this.fields, meanRate).slice(0, EVENTS);
+    const list = happened(windows, this.fields, turns, marks).slice(0, EVENTS);
     find("happened").replaceChildren(...(list.length ? list.map(eventOf) : [nothing()]));
   }
 
@@ -122,9 +123,9 @@ export class Board {
   }
 
   // The time of day of a window, where it is known.
-  #clock(window) {
-    const time = this.episode.windows[Math.round(window)]?.time;
-    return time && new Date(1000 * time).toLocaleTimeString();
+  #clock(window, parts) {
+    const time = this.episode.windows[Math.max(Math.round(window), 1)]?.time;
+    return time && new Date(1000 * time).toLocaleTimeString([], parts);
   }
 
   // Windows with their time of day, or their time since the reset.

@@ -62,18 +62,15 @@ export function turned(windows) {
   return found;
 }
 
-export function marksOf(windows, meanRate) {
-  return {
-    turned: turned(windows).map((one) => one.window),
-    bursts: bursts(windows, meanRate),
-    away: away(windows),
-  };
+// Args: `turns`: see `turned`.
+export function marksOf(windows, meanRate, turns) {
+  return { turned: turns.map((one) => one.window), bursts: bursts(windows, meanRate), away: away(windows) };
 }
 
 // Turns of one driver in windows one after the other, as one; each reason begins another.
-function merged(windows) {
+function merged(windows, turns) {
   const found = [];
-  for (const { window, knobs, before, now } of turned(windows)) {
+  for (const { window, knobs, before, now } of turns) {
     const { driver, reason } = windows[window];
     const last = found.at(-1);
     if (last && !reason && last.driver === driver && last.until === window - 1) {
@@ -98,18 +95,18 @@ function sentence({ driver, knobs, before, now }, fields) {
 }
 
 // Sentences for a list, the newest first: { window, until, text, reason }.
-export function happened(windows, fields, meanRate) {
-  const events = merged(windows).map((one) =>
+export function happened(windows, fields, turns, marks) {
+  const events = merged(windows, turns).map((one) =>
     ({ window: one.window, until: one.until, reason: one.reason, text: sentence(one, fields) }));
   const said = new Set(events.map((event) => event.window));
   windows.forEach(({ reason, driver }, window) => {
     if (reason && !said.has(window)) events.push({ window, text: `${who(driver)}: ${window === 1 ? "first knobs" : "knobs stay"}`, reason });
   });
-  for (const [first, last] of bursts(windows, meanRate)) {
+  for (const [first, last] of marks.bursts) {
     const most = Math.max(...windows.slice(first, last + 1).map((w) => w.observation.request_arrival_rate));
     events.push({ window: first, until: last, text: `a burst: up to ${most.toFixed(0)} arrivals a second` });
   }
-  for (const [first, last] of away(windows)) {
+  for (const [first, last] of marks.away) {
     const most = Math.max(...windows.slice(first, last + 1).map((w) => w.observation.reconfiguring));
     events.push({ window: first, until: last, text: `${Math.round(100 * most)} % of the capacity away` });
   }

@@ -10,6 +10,7 @@ const known = (value, say) => (Number.isFinite(value) ? say(short(value)) : "");
 const whole = (value) => (Number.isFinite(value) ? value.toFixed(0) : "–");
 
 const worth = (windows, index) => shareOf(windows, index, "worth_good", "worth_ended");
+const inside = (windows, index) => shareOf(windows, index, "good", "ended");
 const early = (windows, index) => shareOf(windows, index, "ttft_met", "first_tokens", 1);
 // A real engine's is not measured: 0.
 export const itlP99 = (window) => figure(window, "p99_itl_ms", "decoding") || null;
@@ -24,15 +25,16 @@ function hourly(windows, index, task) {
 function tiles(task, windows, index, best, areMeasured) {
   const now = windows[index];
   const o = now?.observation ?? {};
-  const reachable = (share) => (best[index] ? share(best, index) : null);
+  const reachable = (of) => (best[index] ? of(best, index) : null);
   const waits_s = o.request_arrival_rate > 0.01 ? o.queue_depth / o.request_arrival_rate : NaN;
-  const simulated = areMeasured ? ", of the task's hardware" : "";
+  const simulated = areMeasured ? "by the task's hardware" : "";
+  const [share, label] = "worth_ended" in (now?.figures ?? { worth_ended: 0 }) ? [worth, "Inside SLOs, by worth"] : [inside, "Inside SLOs"];
   const memory = task?.memory_limit_gb;
   const ms = (name) => (of) => `${short(judged(of[index], name))} ms`;
   return [
-    { label: "Inside SLOs, by worth", large: true, value: percent(worth(windows, index)), unit: "",
-      state: judgeShare(worth(windows, index), reachable(worth)),
-      note: `of the requests that ended in the last ${LATELY} windows`, beside: (of) => percent(worth(of, index)) },
+    { label, large: true, value: percent(share(windows, index)), unit: "",
+      state: judgeShare(share(windows, index), reachable(share)),
+      note: `of the requests that ended in the last ${LATELY} windows`, beside: (of) => percent(share(of, index)) },
     { label: "TTFT p99", value: short(judged(now, "p99_ttft_ms")), unit: "ms",
       state: judgeShare(early(windows, index), reachable(early)),
       note: early(windows, index) === null ? "" : `${percent(early(windows, index))} inside their class's SLO`, beside: ms("p99_ttft_ms") },
@@ -50,9 +52,10 @@ function tiles(task, windows, index, best, areMeasured) {
       note: known(o.eviction_events, (count) => `${count} preempted`),
       beside: (of) => `${short(100 * of[index].observation.kv_cache_occupancy)} %` },
     { label: "Memory of a GPU", value: short(o.gpu_memory_used_gb), unit: "GiB", state: judgeLimit(o.gpu_memory_used_gb, memory),
-      note: (memory ? `at most ${short(memory)} GiB` : "") + simulated, beside: (of) => `${short(of[index].observation.gpu_memory_used_gb)} GiB` },
+      note: [memory && `at most ${short(memory)} GiB`, simulated].filter(Boolean).join(", "), beside: (of) => `${short(of[index].observation.gpu_memory_used_gb)} GiB` },
     { label: "Cost", value: short(hourly(windows, index, task)), unit: "US$ an hour", state: "none",
-      note: known(1000 * (judged(now, "estimated_cost_per_1k") ?? NaN), (dollars) => `$${dollars} per million good tokens`) + simulated,
+      note: [known(1000 * (judged(now, "estimated_cost_per_1k") ?? NaN), (dollars) => `$${dollars} per million good tokens`),
+        simulated].filter(Boolean).join(", "),
       beside: (of) => `$${short(hourly(of, index, task))}` },
   ];
 }
@@ -75,11 +78,11 @@ function tileOf({ label, value, unit, state, note, large }, beside) {
     element.textContent = text;
     return element;
   };
-  const big = add("dd", "big", `${value} `);
-  big.append(add("small", "", unit));
+  const name = add("dt", "", label);
+  if (unit) name.append(add("small", "", ` ${unit}`));
   const below = add("dd", "hint", "");
   if (state !== "none") below.append(add("span", "verdict", `${WORDS[state]} `));
   below.append(note || "");
-  tile.append(add("dt", "", label), big, below, add("dd", "hint", beside));
+  tile.append(name, add("dd", "big", value), below, add("dd", "hint", beside));
   return tile;
 }
