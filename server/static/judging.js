@@ -50,12 +50,12 @@ export function classShare(windows, index, place, part, whole, count = LATELY) {
   return all >= FEWEST ? sum / all : null;
 }
 
-// A share of requests inside their SLOs. Good: so is their 99th percentile, or the best static setting does no
-// better in the same windows. Near: not much worse than that setting or, where it is not known, the median is
-// inside.
+// A share of requests inside their SLOs. Good: so is their 99th percentile, or their median where the best static
+// setting does no better in the same windows. Near: not much worse than that setting or, where it is not known, the
+// median is inside.
 export function judgeShare(share, reachable = null) {
   if (share === null) return "none";
-  if (share >= P99 || (reachable !== null && share >= reachable - LEVEL)) return "good";
+  if (share >= P99 || (reachable !== null && share >= Math.max(reachable - LEVEL, MEDIAN))) return "good";
   return share >= (reachable === null ? MEDIAN : NEAR * reachable) ? "near" : "bad";
 }
 

@@ -58,7 +58,10 @@ const PERCENT = { unit: "%", range: () => [0, 103], splits: () => [0, 25, 50, 75
 
 // The charts of an episode; a task of which nothing is known has no classes and no limit. `byClass` and
 // `isRewarded` say whether it is known what each class gets, and the rewards.
-export function panels({ classes = [], memory_limit_gb: memory, mean_reward_anchors: anchors }, { byClass, isRewarded }) {
+export function panels(
+  { classes = [], memory_limit_gb: memory, mean_reward_anchors: anchors, active_knobs: open = ["speculation_depth"] },
+  { byClass, isRewarded },
+) {
   const limit = Number.isFinite(memory) ? [{ label: "limit", value: memory }] : [];
   const reachable = anchors
     ? [{ label: "best static", value: anchors.best_static }, { label: "oracle", value: anchors.oracle }] : [];
@@ -91,7 +94,7 @@ export function panels({ classes = [], memory_limit_gb: memory, mean_reward_anch
     { title: "Throughput", unit: "tokens/s", lines: [line("output", measured("throughput_tps"), true)] },
     { title: "KV blocks in use", ...PERCENT, lines: [line("in use", measured("kv_cache_occupancy", 100), true)] },
     { title: "Preemptions", unit: "sequences", lines: [line("preempted", measured("eviction_events"), true)] },
-    { title: "Draft acceptance", ...PERCENT, lines: [line("accepted", acceptance, true)] },
+    { title: "Draft acceptance", ...PERCENT, lines: open.includes("speculation_depth") ? [line("accepted", acceptance, true)] : [] },
     { title: "Mean lengths", unit: "tokens", lines: [
       line("prompts", ofArrivals((seen) => seen.mean_prompt_length)),
       line("outputs", (windows, index) => (index > 0 ? figure(windows[index], "mean_output_tokens", "ended") : null)),
