@@ -29,7 +29,7 @@ export class Board {
     for (const charts of [this.charts, this.lanes]) {
       charts.onCursor = (windows) => (find("cursor").textContent = windows ? this.#when(windows) : "the last window");
       charts.onRange = (range) => this.#show(range);
-      charts.tick = (window) => this.#clock(window, { hour: "2-digit", minute: "2-digit" }) ?? String(window);
+      charts.tick = (window) => this.#clock(window) ?? String(window);
     }
     find("range").addEventListener("change", () => this.#show(null, find("range").value));
   }
@@ -123,9 +123,9 @@ export class Board {
   }
 
   // The time of day of a window, where it is known.
-  #clock(window, parts) {
+  #clock(window) {
     const time = this.episode.windows[Math.max(Math.round(window), 1)]?.time;
-    return time && new Date(1000 * time).toLocaleTimeString([], parts);
+    return time && new Date(1000 * time).toLocaleTimeString([], { hourCycle: "h23" });
   }
 
   // Windows with their time of day, or their time since the reset.

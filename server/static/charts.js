@@ -11,6 +11,7 @@ const WHOLE = [1, 2, 5].flatMap((first) => [1, 10, 100, 1e3, 1e4].map((size) => 
 const DECADES = [1, 10, 100, 1e3, 1e4, 1e5, 1e6];
 export const MOST_POINTS = 400; // of a line: about as many as a chart has pixels
 const AXIS_PX = 20; // the x axis below the last lane
+const TIME_PX = 64; // a time of day below the x axis
 const AWAY_PX = 5;
 const TICK_PX = 7;
 const DRAG_PX = 8; // below which a drag is a click
@@ -136,7 +137,7 @@ export class Charts {
     };
     const bare = panel.lane && !isLast;
     return [
-      { ...axis, incrs: WHOLE, size: bare ? 4 : AXIS_PX, gap: 3,
+      { ...axis, incrs: WHOLE, space: TIME_PX, size: bare ? 4 : AXIS_PX, gap: 3,
         values: bare ? () => [] : (_, splits) => splits.map((window) => this.tick(window)) },
       { ...axis, size: 46, gap: 4,
         splits: panel.log ? (_, __, low, high) => DECADES.filter((d) => d >= low && d <= high) : panel.splits,
