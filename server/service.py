@@ -23,7 +23,7 @@ from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, listed_episode
 from server.sessions.programs import Knobs, Window
 from server.sessions.session import BatchView, SessionName, View
-from server.sessions.store import LoggedStep
+from server.sessions.store import LoggedDecision, LoggedStep
 
 DEFAULT_TASK = "static_workload"
 DEFAULT_SPLIT = "train"
@@ -35,6 +35,22 @@ class History:
 
     view: View
     steps: tuple[LoggedStep, ...]
+    decisions: Mapping[int, LoggedDecision]
+    """of the server's agents, by the number of the window that each comes before."""
+
+    def choosers(self) -> list[dict[str, str]]:
+        """For each window ``driver``, the agent of the server that chose its knobs, and ``reason``
+        where a decision began; neither where a client chose them."""
+        found, last = [], None
+        for number, step in enumerate(self.steps):
+            decision = self.decisions.get(number)
+            last = decision or last
+            # Logs of earlier versions say only that an agent chose.
+            driver = None if not step.driven else last.driver if last else "agent"
+            reason = decision.reason if decision else None
+            named = {"driver": driver, "reason": reason}
+            found.append({name: text for name, text in named.items() if text is not None})
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,15 +158,16 @@ class Service(Protocol):
         session: SessionName,
         knobs: Knobs,
         number: int | None = None,
+        decision: LoggedDecision | None = None,
         *,
-        driven: bool = False,
         request_id: str | None = None,
     ) -> View:
         """Plays one window.
 
         Args:
           number: number of the window, counted from 0; None: the next one.
-          driven: whether an agent of the server chose the knobs.
+          decision: the agent of the server that chose the knobs, if one did, and its reason, if it
+            has just given one.
           request_id: a client's name for the request; a request that repeats the session's last one
             plays nothing, and has its view.
 

@@ -35,7 +35,7 @@ from server.sessions.session import (
     new_session,
 )
 from server.sessions.sessions import Sessions
-from server.sessions.store import Store, open_store
+from server.sessions.store import LoggedDecision, Store, open_store
 from server.sessions.worker import Worker
 
 _RESETS_QUEUED = 10_000
@@ -147,8 +147,8 @@ class SimulatedService:
         session: SessionName,
         knobs: Knobs,
         number: int | None = None,
+        decision: LoggedDecision | None = None,
         *,
-        driven: bool = False,
         request_id: str | None = None,
     ) -> View:
         """See ``Service.step``."""
@@ -158,7 +158,7 @@ class SimulatedService:
             if request_id is not None and sessions.has_answered(found, request_id):
                 return found.view()
             check_window(found, number)
-            sessions.step(found, knobs, driven=driven)
+            sessions.step(found, knobs, decision)
             if request_id is not None:
                 sessions.remember_request(found, request_id)
             return found.view()
@@ -188,7 +188,7 @@ class SimulatedService:
         driver = await self.background.run(self.agents.load, agent, view.episode.task)
         views = []
         for _ in range(windows):
-            view = await self._worker.run(functools.partial(_drive, view.session_id, driver))
+            view = await self._worker.run(functools.partial(_drive, view.session_id, driver, agent))
             views.append(view)
             if view.window.done:
                 break
@@ -199,7 +199,8 @@ class SimulatedService:
 
         def task(sessions: Sessions) -> History:
             found = sessions.find(session)
-            return History(found.view(), tuple(sessions.steps(found)))
+            steps = tuple(sessions.steps(found))
+            return History(found.view(), steps, sessions.decisions(found))
 
         return await self._worker.run(task)
 
@@ -278,9 +279,9 @@ def _check_windows(episode: Episode, windows: int) -> None:
         )
 
 
-def _drive(session_id: str, driver: Driver, sessions: Sessions) -> View:
+def _drive(session_id: str, driver: Driver, agent: str, sessions: Sessions) -> View:
     session = sessions.find(session_id)
-    sessions.step(session, driver(session), driven=True)
+    sessions.step(session, driver(session), LoggedDecision(agent))
     return session.view()
 
 

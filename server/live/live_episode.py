@@ -39,7 +39,7 @@ from server.live.live_log import LiveLog
 from server.live_settings import LiveSettings
 from server.request_errors import EngineFailure, RefusedRequest
 from server.sessions.episodes import Episode, built_in_task, environment
-from server.sessions.programs import PART_NAMES, Knobs, Window
+from server.sessions.programs import PART_NAMES, Knobs, Window, window_figures
 
 _LOG = logging.getLogger("jaxserve.server")
 _LEASE_WINDOWS = 2.0
@@ -61,6 +61,7 @@ _TEMPLATE_TOKENS = 64
 """Tokens that a chat template or a tokenizer adds to a prompt at most."""
 
 _reward = jax.jit(compute_reward)
+_figures = jax.jit(window_figures)
 
 
 class Connection:
@@ -444,4 +445,5 @@ def _window(env: ServeEnv, seen: Any, metrics: WindowMetrics, done: bool) -> Win
         completed=completed,
         good=good,
         failed=failed,
+        figures={name: float(value) for name, value in _figures(env, metrics).items()},
     )

@@ -36,7 +36,7 @@ from server.sessions.session import (
     check_window,
     unknown_session,
 )
-from server.sessions.store import LoggedStep
+from server.sessions.store import LoggedDecision, LoggedStep
 from server.simulated_service import SimulatedService
 
 _IDLE_S = 60.0
@@ -198,16 +198,16 @@ class LiveService:
         session: SessionName,
         knobs: Knobs,
         number: int | None = None,
+        decision: LoggedDecision | None = None,
         *,
-        driven: bool = False,
         request_id: str | None = None,
     ) -> View:
-        """See ``Service.step``. Live episodes have no score, so ``driven`` is not kept.
+        """See ``Service.step``.
 
         Raises:
           EpisodeConflict, further: a window is being played, or a restart ended the episode.
         """
-        asked = self._step(await self._id(session), knobs, number, request_id)
+        asked = self._step(await self._id(session), knobs, number, decision, request_id)
         return await self._here(asked)
 
     async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> BatchView:
@@ -224,7 +224,8 @@ class LiveService:
         driver = await self.background.run(self.agents.load, agent, view.episode.task)
         views = []
         for _ in range(windows):
-            views.append(await self._here(self._step(view.session_id, driver)))
+            own = self._step(view.session_id, driver, None, LoggedDecision(agent))
+            views.append(await self._here(own))
             if views[-1].window.done:
                 break
         return views
@@ -232,8 +233,13 @@ class LiveService:
     async def history(self, session: SessionName, *, watching: bool = False) -> History:
         """See ``Service.history``."""
         logged = await self._here(self._logged(await self._id(session), watching))
-        steps = tuple(LoggedStep(False, s.window.reward, s.knobs) for s in logged.steps)
-        return History(logged.view, steps)
+        decisions = [step.about.get("decision") for step in logged.steps]
+        steps = tuple(
+            LoggedStep(False, step.window.reward, step.knobs, decision is not None)
+            for step, decision in zip(logged.steps, decisions, strict=True)
+        )
+        made = {n: LoggedDecision(**each) for n, each in enumerate(decisions) if each is not None}
+        return History(logged.view, steps, made)
 
     async def windows(self, history: History) -> list[Window]:
         """The reset and every window, as measured."""
@@ -316,6 +322,7 @@ class LiveService:
         session_id: str,
         knobs: Knobs | Driver,
         number: int | None = None,
+        decision: LoggedDecision | None = None,
         request_id: str | None = None,
     ) -> View:
         live = self._find(session_id)
@@ -336,6 +343,7 @@ class LiveService:
             if not isinstance(knobs, tuple):
                 knobs = await asyncio.to_thread(knobs, session)
             window, about = await live.play.window(knobs)
+            about |= {} if decision is None else {"decision": decision._asdict()}
             step = LiveStep(knobs, window, about)
             try:
                 self._log.add(session.number, session.steps, step)
@@ -416,6 +424,7 @@ def _one(window: Window) -> WindowColumns:
         completed=[window.completed],
         good=[window.good],
         failed=[window.failed],
+        figures={name: [value] for name, value in window.figures.items()},
     )
 
 

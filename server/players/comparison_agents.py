@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.errors import InputError
-from jaxserve.spaces import OBSERVATION_BOUNDS
 from server.background import BackgroundExecutor, SharedResults, StopSignal
 from server.players.agents import Agents
 from server.players.playing import InProcess
@@ -27,6 +27,8 @@ class PlayedEpisode:
 
     observation: dict[str, list[Any]]
     """columns of ServeObservation's fields."""
+    figures: dict[str, list[float]]
+    """columns of ``programs.window_figures``."""
     reward: list[float]
     knobs: list[Knobs]
     """one fewer than rewards: entry n holds in window n + 1."""
@@ -64,14 +66,15 @@ class ComparisonAgents:
 
     def _play(self, agent: str, episode: Episode, watch: StopSignal) -> PlayedEpisode:
         game = InProcess(episode.task, episode.seed, episode.split, self._agents)
-        observations, rewards, knobs = [game.observation], [0.0], []
+        observations, figures = [game.observation], [game.figures]
+        rewards, knobs = [0.0], []
         for turn in game.drive(agent):
             watch.check()
             observations.append(turn.observation)
+            figures.append(turn.figures)
             rewards.append(turn.reward)
             knobs.append(turn.knobs)
-        columns = {name: [seen[name] for seen in observations] for name in OBSERVATION_BOUNDS}
-        return PlayedEpisode(columns, rewards, knobs)
+        return PlayedEpisode(_columns(observations), _columns(figures), rewards, knobs)
 
 
 def check_unchanged(episode: Episode) -> None:
@@ -82,3 +85,8 @@ def check_unchanged(episode: Episode) -> None:
             f"the episode changed {', '.join(sorted(changed))} of {episode.task}; only the task as "
             "it is can be compared"
         )
+
+
+def _columns(windows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A list over the windows for each name of the first, by its name."""
+    return {name: [window[name] for window in windows] for name in windows[0]}

@@ -30,6 +30,7 @@ _SHOWN = tuple(name for name in OBSERVATION_BOUNDS if name not in _HIDDEN)
 _ANSWER_TOKENS = 400
 _MOST_TOKENS = 8192
 """Tokens of an answer by a reasoning model, its thoughts included."""
+_DECIMALS = 4
 _HOPELESS = 3
 """First decisions without an answer, after which the model is given up."""
 
@@ -88,7 +89,8 @@ class LanguageAgent:
 
         Args:
           task: from ``server.wire.catalogue.describe_task``.
-          windows: observations with their reward, oldest first.
+          windows: observations with their reward, oldest first; None where there is nothing to
+            judge.
         """
         if self.exhausted:
             return last
@@ -220,6 +222,7 @@ def _instructions(task: Mapping[str, Any]) -> str:
             "Requests count only if they are completed within their objectives:",
             *classes,
             f"Memory beyond {task['memory_limit_gb']:g} GiB a GPU and money cost reward.",
+            "A figure is null where too few requests came to judge it.",
             "The traffic changes; your knobs hold until you are asked again. The knobs:",
             *knobs,
             "Answer with one JSON object that has every knob and a short reason, nothing else.",
@@ -242,8 +245,9 @@ def _situation(task: Mapping[str, Any], windows: Sequence[Mapping[str, Any]], la
     )
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
+def _short(value: float | None) -> float | None:
+    # Requests are fractions in the simulator: a billionth of one would be read as one.
+    return None if value is None else round(float(f"{value:.4g}"), _DECIMALS)
 
 
 def _parse(text: str, last: Knobs) -> Knobs:

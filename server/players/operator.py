@@ -17,6 +17,7 @@ from server.players.model_settings import ModelSettings, has_key
 from server.request_errors import ModelFailure
 from server.sessions.programs import Knobs, Window
 from server.wire.catalogue import describe_task
+from server.wire.schemas import readable
 
 if TYPE_CHECKING:
     from server.players.language_agent import LanguageAgent
@@ -88,7 +89,7 @@ class Operator:
         agent.trace.clear()
         before, started = agent.tokens, time.monotonic()
         agent.settings = dataclasses.replace(agent.settings, max_tokens=before + bill.left)
-        shown = [window.observation | {"reward": window.reward} for window in windows]
+        shown = [readable(w.observation, w.figures) | {"reward": w.reward} for w in windows]
         try:
             knobs = agent.decide(describe_task(task), shown, last)
         finally:

@@ -18,6 +18,7 @@ from server.sessions.episodes import parse_episode
 from server.sessions.programs import Knobs
 from server.sessions.session import begin_session
 from server.wire.catalogue import describe_task
+from server.wire.schemas import readable
 
 if TYPE_CHECKING:
     from server.players.language_agent import (
@@ -41,6 +42,8 @@ class Turn:
     observation: dict[str, Any]
     reward: float
     done: bool
+    figures: dict[str, float]
+    """see ``programs.window_figures``."""
 
 
 class Game(Protocol):
@@ -48,6 +51,9 @@ class Game(Protocol):
 
     @property
     def observation(self) -> dict[str, Any]: ...
+
+    @property
+    def figures(self) -> dict[str, float]: ...
 
     @property
     def done(self) -> bool: ...
@@ -77,6 +83,11 @@ class InProcess:
         return self._session.window.observation
 
     @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the last window."""
+        return self._session.window.figures
+
+    @property
     def done(self) -> bool:
         """Whether the last window has been played."""
         return self._session.over
@@ -88,7 +99,9 @@ class InProcess:
         session.append(state, programs.read_windows(outcome), 0, knobs)
         self._actions.append(knobs)
         window = session.window
-        return Turn(session.steps, knobs, window.observation, window.reward, window.done)
+        return Turn(
+            session.steps, knobs, window.observation, window.reward, window.done, window.figures
+        )
 
     def drive(self, agent: str) -> Iterator[Turn]:
         """See ``Game``."""
@@ -114,20 +127,23 @@ class OverHttp:
         """
         self._url = url
         self._client = ServeClient(url, token=token, timeout_s=_HTTP_TIMEOUT_S, patience_s=0.0)
-        self._done = False
-        self._observation: dict[str, Any] = self._ask(
-            lambda: self._client.reset(task_id=task, seed=seed, split=split)
-        )
+        self._ask(lambda: self._client.reset(task_id=task, seed=seed, split=split))
+        self._seen = self._ask(self._client.observe)
 
     @property
     def observation(self) -> dict[str, Any]:
         """Observation of the last window."""
-        return self._observation
+        return self._seen.observation
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the last window; empty where an earlier version of the server plays."""
+        return self._seen.info.get("figures", {})
 
     @property
     def done(self) -> bool:
         """Whether the last window has been played."""
-        return self._done
+        return self._seen.done
 
     def step(self, knobs: Knobs) -> Turn:
         """Plays one window."""
@@ -146,10 +162,12 @@ class OverHttp:
         return grade
 
     def _turn(self, answer: StepResult) -> Turn:
-        self._observation, self._done = answer.observation, answer.done
+        self._seen = answer
         info = answer.info
         knobs = tuple(float(info["action"][knob]) for knob in KNOBS)
-        return Turn(info["step"], knobs, self._observation, answer.reward, self._done)
+        return Turn(
+            info["step"], knobs, answer.observation, answer.reward, answer.done, self.figures
+        )
 
     def _ask(self, call: Callable[[], _Result]) -> _Result:
         try:
@@ -173,7 +191,7 @@ def play_model(
     """
     about = describe_task(task)
     knobs: Knobs = tuple(float(about["default_action"][knob]) for knob in KNOBS)
-    windows = [game.observation | {"reward": 0.0}]
+    windows = [readable(game.observation, game.figures) | {"reward": 0.0}]
     begun, decisions, answers = len(agent.trace), agent.decisions, agent.answers
     while not game.done and agent.hopeless is None:
         due = (len(windows) - 1) % agent.settings.decide_every == 0
@@ -182,7 +200,7 @@ def play_model(
             if agent.hopeless is not None:
                 break
         turn = game.step(knobs)
-        windows.append(turn.observation | {"reward": turn.reward})
+        windows.append(readable(turn.observation, turn.figures) | {"reward": turn.reward})
         if shown is not None:
             shown(turn)
     exchanges = agent.trace[begun:]

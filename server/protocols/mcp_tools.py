@@ -57,7 +57,7 @@ def build_tools(service: Service) -> FastMCP:
         given = {"task_id": task_id, "seed": seed, "split": split, "session_id": session_id}
         body = checked(ResetBody, given)
         view = await service.reset(**request_bodies.reset_arguments(body, body.session_id))
-        return schemas.step_answer(view)
+        return schemas.readable_answer(view)
 
     @tools.tool
     @_with_checked_names
@@ -68,14 +68,14 @@ def build_tools(service: Service) -> FastMCP:
         chosen = checked(StepBody, {"action": action}).action
         session_id = schemas.checked_session_id(session_id)
         view = await service.step(session_id, chosen.knobs(), chosen.number())
-        return schemas.step_answer(view)
+        return schemas.readable_answer(view)
 
     @tools.tool
     @_with_checked_names
     async def observe(session_id: str) -> dict[str, Any]:
         """The session's last observation and its totals; the session does not change."""
         view = await service.view(schemas.checked_session_id(session_id))
-        return schemas.step_answer(view) | {"state": schemas.state(view).model_dump()}
+        return schemas.readable_answer(view) | {"state": schemas.state(view).model_dump()}
 
     @tools.tool
     @_with_checked_names

@@ -65,6 +65,7 @@ def comparison_routes(service: Service) -> APIRouter:
 def _columns(played: PlayedEpisode) -> dict[str, Any]:
     return {
         "observation": played.observation,
+        "figures": played.figures,
         "reward": played.reward,
         "action": [action_fields(knobs) for knobs in played.knobs],
     }

@@ -103,7 +103,8 @@ class _EpisodeHandlers:
     async def episode_log(self, request: Request, named: NamedSession) -> Response:
         history = await self._service.history(named, watching=True)
         windows = await while_connected(request, self._service.windows(history))
+        knobs = [step.knobs for step in history.steps]
         return OrjsonResponse(
-            schemas.episode_log(history.view, [step.knobs for step in history.steps], windows),
+            schemas.episode_log(history.view, knobs, windows, history.choosers()),
             headers={"Content-Disposition": "attachment; filename=episode_log.json"},
         )

@@ -16,6 +16,7 @@ from server.routes.router import NamedSession, json_router, one_session
 from server.service import Service
 from server.sessions import programs
 from server.sessions.session import SessionName, View, check_running
+from server.sessions.store import LoggedDecision
 from server.wire.request_bodies import OperateBody
 from server.wire.response_models import OperatorAnswer
 from server.wire.schemas import action_fields, step_answer
@@ -34,10 +35,12 @@ def operator_routes(service: Service) -> APIRouter:
         last = view.knobs or programs.knobs_of(DEFAULT_ACTION)
         decision = await operator.decide(view.episode.task, seen, last)
         views = []
+        reason = decision.reason
         for number in range(view.steps, view.steps + windows):
             # The number refuses a window if another client has stepped meanwhile.
-            window = service.step(view.session_id, decision.knobs, number, driven=True)
-            views.append(await window)
+            chosen = LoggedDecision("language_model", reason)
+            views.append(await service.step(view.session_id, decision.knobs, number, chosen))
+            reason = None
             if views[-1].window.done:
                 break
         return decision, views

@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BOUNDS
-from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep
+from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
 from server.sessions.episodes import CACHED_ENVIRONMENTS, Episode, environment
 from server.sessions.packing import Packed, Packing
 
@@ -51,6 +51,8 @@ class Window(NamedTuple):
     """completed requests that met all their objectives."""
     failed: float
     """requests that ended in the window and missed an objective."""
+    figures: dict[str, float] = {}  # noqa: RUF012
+    """see ``window_figures``; empty in logs of earlier versions."""
 
 
 class WindowColumns(NamedTuple):
@@ -63,6 +65,7 @@ class WindowColumns(NamedTuple):
     completed: list[float]
     good: list[float]
     failed: list[float]
+    figures: dict[str, list[float]]
 
     def only(self, index: int) -> WindowColumns:
         """The columns of one session."""
@@ -95,6 +98,7 @@ class _Shown:
     """[F] by traffic class, as the two below."""
     good: jax.Array
     turned_away: jax.Array
+    figures: dict[str, jax.Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +211,30 @@ def try_out(simulator: Simulator, *, together: bool) -> None:
         advance(simulator, state, knobs)
 
 
+def window_figures(env: ServeEnv, metrics: WindowMetrics) -> dict[str, jax.Array]:
+    """Figures of a window beside its observation, float32 scalars by name.
+
+    ``first_tokens``, ``decoding``, ``ended`` and ``good`` are the requests that shares, latencies
+    and costs of the window rest on; ``ttft_met`` are the first tokens inside the SLO of their own
+    class; ``worth_ended`` and ``worth_good`` count requests by their worth. ``p99_itl_ms`` is 0
+    where a real engine was measured. ``mean_output_tokens`` is of the completed requests.
+    """
+    value, outputs = env.reward.value, env.workload.classes.output_tokens
+    completed = jnp.sum(metrics.completed)
+    ended = metrics.completed + metrics.rejected + metrics.lost
+    return {
+        "first_tokens": jnp.sum(metrics.first_tokens),
+        "ttft_met": jnp.sum(metrics.ttft_met),
+        "decoding": completed + jnp.sum(metrics.running),
+        "ended": jnp.sum(ended),
+        "good": jnp.sum(metrics.good),
+        "worth_ended": jnp.sum(value * ended),
+        "worth_good": jnp.sum(value * metrics.good),
+        "p99_itl_ms": 1000.0 * metrics.p99_itl_s,
+        "mean_output_tokens": jnp.sum(metrics.completed * outputs) / jnp.maximum(completed, 1e-9),
+    }
+
+
 def read_windows(outcome: ProgramOutput) -> WindowColumns:
     """Windows of the sessions of a call; waits for it."""
     vector = np.asarray(outcome.vector)
@@ -249,6 +277,7 @@ def _read(layout: _Layout, rows: np.ndarray) -> WindowColumns:
         completed=total(completed),
         good=total(good),
         failed=total(completed - good + classes(at.turned_away)),
+        figures={name: columns[place] for name, place in at.figures.items()},
     )
 
 
@@ -311,14 +340,15 @@ def _pack(packing: Packing, tree: Any) -> Packed:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _reset(layout: _Layout, env: Packed, key_data: jax.Array) -> tuple[Packed, Packed]:
-    return _packed(layout, layout.env.unpack(env).reset(jax.random.wrap_key_data(key_data)))
+    own = layout.env.unpack(env)
+    return _packed(layout, own, own.reset(jax.random.wrap_key_data(key_data)))
 
 
 def _advanced(
     layout: _Layout, env: Packed, state: Packed, action: jax.Array
 ) -> tuple[Packed, Packed]:
-    step = layout.env.unpack(env).step
-    return _packed(layout, step(layout.state.unpack(state), _action(action)))
+    own = layout.env.unpack(env)
+    return _packed(layout, own, own.step(layout.state.unpack(state), _action(action)))
 
 
 _step = jax.jit(_advanced, static_argnums=0)
@@ -331,12 +361,14 @@ def _step_together(
     return jax.vmap(functools.partial(_advanced, layout, env))(states, actions)
 
 
-def _packed(layout: _Layout, outcome: tuple[EnvState, TimeStep]) -> tuple[Packed, Packed]:
+def _packed(
+    layout: _Layout, env: ServeEnv, outcome: tuple[EnvState, TimeStep]
+) -> tuple[Packed, Packed]:
     state, timestep = outcome
-    return layout.state.pack(state), layout.shown.pack(_shown(timestep))
+    return layout.state.pack(state), layout.shown.pack(_shown(env, timestep))
 
 
-def _shown(timestep: TimeStep) -> _Shown:
+def _shown(env: ServeEnv, timestep: TimeStep) -> _Shown:
     metrics = timestep.metrics
     return _Shown(
         observation=timestep.observation,
@@ -346,6 +378,7 @@ def _shown(timestep: TimeStep) -> _Shown:
         completed=metrics.completed,
         good=metrics.good,
         turned_away=metrics.rejected + metrics.lost,
+        figures=window_figures(env, metrics),
     )
 
 
@@ -362,8 +395,9 @@ def _simulator(task: str, config: str) -> Simulator:
 @functools.cache
 def _layout(env: Packing[ServeEnv]) -> _Layout:
     def begun(vector: Packed) -> tuple[EnvState, _Shown]:
-        state, timestep = env.unpack(vector).reset(jax.random.key(0))
-        return state, _shown(timestep)
+        own = env.unpack(vector)
+        state, timestep = own.reset(jax.random.key(0))
+        return state, _shown(own, timestep)
 
     state, shown = jax.eval_shape(begun, env.shape)
     packing = Packing.of(shown)

@@ -60,6 +60,8 @@ class Session:
     failed: float = 0.0
     driven: int = 0
     """windows played by agents of the server."""
+    driver: str | None = None
+    """agent of the server that chose the last knobs, if this process has seen it do so."""
     agent: Any = None
     """memory of the agent that drives this session, see ``server.players.agents``."""
 
@@ -108,6 +110,7 @@ class Session:
     ) -> None:
         """Adds one window, entry ``place`` of ``windows``."""
         self.state, self.windows, self.place, self.knobs = state, windows, place, knobs
+        self.driver = None
         self.steps += 1
         self.driven += driven
         self.reward += windows.reward[place]

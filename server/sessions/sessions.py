@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
@@ -24,12 +25,15 @@ from server.sessions.session import (
 from server.sessions.store import (
     REQUEST_OF,
     Head,
+    LoggedDecision,
     LoggedStep,
     NewEpisode,
     NewNote,
     NewStep,
     Record,
     Store,
+    decision_key,
+    read_decisions,
 )
 
 _AT_ONCE = 8
@@ -186,11 +190,19 @@ class Sessions:
         # Another process may have added more.
         return logged[:written] + waiting
 
-    def step(self, session: Session, knobs: Knobs, *, driven: bool = False) -> None:
+    def decisions(self, session: Session) -> dict[int, LoggedDecision]:
+        """Decisions of the server's agents in a session's episode by window, uncommitted ones
+        included."""
+        waiting = [record for record in self._records if isinstance(record, NewNote)]
+        logged = self._store.decisions(session.number)
+        return logged | read_decisions(session.number, waiting)
+
+    def step(self, session: Session, knobs: Knobs, decision: LoggedDecision | None = None) -> None:
         """Plays one window.
 
         Args:
-          driven: whether an agent of the server chose the knobs.
+          decision: the agent of the server that chose the knobs, if one did, and its reason, if it
+            has just given one.
 
         Raises:
           EpisodeConflict: the episode is over.
@@ -198,7 +210,13 @@ class Sessions:
         check_running(session.id, session.steps, session.over)
         state, outcome = programs.advance(session.simulator, session.state, knobs)
         windows = programs.read_windows(outcome)
+        number, before, driven = session.steps, session.driver, decision is not None
         self._append(session, state, windows, 0, knobs, together=False, driven=driven)
+        if decision is not None:
+            session.driver = decision.driver
+            if decision.reason or decision.driver != before:
+                text = json.dumps(decision._asdict())
+                self.keep_note(decision_key(session.number, number), text)
 
     def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> BatchView:
         """Plays one window of each session, at least one; sessions of one environment together.

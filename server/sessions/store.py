@@ -7,11 +7,12 @@ the file is consistent and may lack the last moments. Several processes may shar
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ _NEW_STEP = f"INSERT INTO steps VALUES ({', '.join('?' * (6 + len(KNOBS)))})"
 _MOVE_SESSION = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)"
 REQUEST_OF = "request of "
 """Key, before a session's id, of the note about the request that played its last window."""
+_DECISIONS = "decision"
 _KEEP_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
 _ASKED_AT_ONCE = 256
 _KNOWN = 100_000
@@ -122,6 +124,29 @@ class NewNote(NamedTuple):
 
 
 Record = NewEpisode | NewStep | NewNote
+
+
+class LoggedDecision(NamedTuple):
+    """An agent of the server takes the knobs over, or gives its reason for them."""
+
+    driver: str
+    """name of the agent, or ``language_model``."""
+    reason: str | None = None
+
+
+def decision_key(episode: int, number: int) -> str:
+    """Key of the note that holds the decision before window ``number``; keys sort by window."""
+    return f"{_DECISIONS} {episode:020d} {number:06d}"
+
+
+def read_decisions(episode: int, notes: Iterable[tuple[str, str]]) -> dict[int, LoggedDecision]:
+    """The decisions of an episode among notes, by the number of the window that each precedes."""
+    own = decision_key(episode, 0)[:-6]
+    return {
+        int(key[-6:]): LoggedDecision(**json.loads(text))
+        for key, text in notes
+        if key.startswith(own)
+    }
 
 
 class MovedSession(Exception):
@@ -208,6 +233,15 @@ class Store:
             LoggedStep(bool(how & 1), reward, tuple(knobs), bool(how & 2))
             for how, reward, *knobs in rows
         ]
+
+    def decisions(self, episode: int) -> dict[int, LoggedDecision]:
+        """See ``read_decisions``; of the notes in the log."""
+        span = (decision_key(episode, 0), decision_key(episode + 1, 0))
+        with _readable():
+            rows = self._connection.execute(
+                "SELECT key, value FROM notes WHERE key >= ? AND key < ?", span
+            ).fetchall()
+        return read_decisions(episode, rows)
 
     def commit(self, records: Sequence[Record]) -> None:
         """Writes all records or none.
@@ -344,6 +378,13 @@ class Store:
             self._forget()
             self._connection.execute(_NOTE_CLOCK, (now,))
             self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
+            # Before the episodes, by which they are found.
+            self._connection.execute(
+                f"DELETE FROM notes WHERE key GLOB '{_DECISIONS} *'"
+                " AND CAST(substr(key, ?, 20) AS INTEGER)"
+                f" IN (SELECT id FROM episodes WHERE session IN ({old}))",
+                (len(_DECISIONS) + 2, before),
+            )
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
             self._connection.execute(
                 f"DELETE FROM notes WHERE key LIKE 'default_session%' AND value IN ({old})",

@@ -26,7 +26,7 @@ const named = (path, session) => `${path}?session_id=${encodeURIComponent(sessio
 
 export const tasks = () => ask("GET", "/tasks");
 export const runtime = () => ask("GET", "/runtime");
-export const agents = async () => (await ask("GET", "/info")).agents;
+export const info = () => ask("GET", "/info");
 export const reset = (task, seed, split, session) =>
   ask("POST", "/reset", {
     task_id: task,
@@ -40,6 +40,7 @@ export const step = (session, action, number) =>
 export const drive = (session, agent, windows) =>
   ask("POST", "/agent", { session_id: session, agent, windows });
 export const operate = (session) => ask("POST", "/operator", { session_id: session });
+export const observation = (session) => ask("GET", named("/observation", session));
 export const yardsticks = (session) => ask("GET", named("/yardsticks", session));
 export const classes = (session) => ask("GET", named("/classes", session));
 export const grade = (session) => ask("POST", "/grader", { session_id: session });

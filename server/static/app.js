@@ -1,14 +1,18 @@
-// The page: one session, played by hand or by an agent. The address remembers the session.
+// The page: one session, played by hand or by an agent. The address names the session that is shown.
 
 import * as server from "./api.js";
 import { Board } from "./board.js";
 import { Choice } from "./choice.js";
+import { learn } from "./judging.js";
 import { Knobs } from "./knobs.js";
 import { Live } from "./live.js";
 import { LANGUAGE_MODEL, Play } from "./play.js";
+import { Runs } from "./runs.js";
+import { meanReward, scoreOf } from "./score.js";
 
 const find = (id) => document.getElementById(id);
-const BUSY = ["reset", "step", "run", "drive", "grade"];
+const BUSY = ["reset", "step", "run", "drive", "overlay", "grade"];
+const BETWEEN_MS = 10_000; // two looks at what others play
 const AGENTS = {
   heuristic: "Rules of thumb of an operator who has load tests of the server.",
   best_static: "The best setting that never changes, found by search.",
@@ -19,24 +23,34 @@ const AGENTS = {
 };
 
 let known = [];
-let mostWindows = 1; // of an episode here
+let runtime = {}; // what the server says of itself
 let fields = {}; // what the server says of each knob
+let busy = false;
+let knobsOf = null; // the episode whose knobs are set
 let shown = null; // the task whose charts are built
-let watched = { task: null, name: "", windows: [], ghosts: {}, byClass: false }; // what the live tab shows
+let watched = { // what the live tab shows
+  task: null, name: "", windows: [], ghosts: {}, runs: [], byClass: false, areMeasured: true,
+};
 const taskOf = (name) => known.find((one) => one.task_id === name);
 const board = new Board();
 const knobs = new Knobs(find("knobs"));
 const play = new Play((isNew) => (isNew ? begun() : tab() === "play" && board.draw()), taskOf);
 const choice = new Choice(() => during("Starting an episode", chosen));
+const runs = new Runs((overlays) => {
+  play.episode.runs = overlays;
+  if (tab() === "play") board.draw();
+}, say);
 const live = new Live(showLive, (text, failed) => {
   find("live_status").textContent = text;
   find("live_status").classList.toggle("error", Boolean(failed));
 });
 
 const tab = () => (find("play").hidden ? "live" : "play");
+const address = () => location.hash.slice(1);
 
 // Runs what a button asks for; no other button works meanwhile. `work` returns what is to be said.
 async function during(what, work) {
+  busy = true;
   play.stopped = false;
   for (const id of BUSY) find(id).disabled = true;
   find("stop").disabled = false;
@@ -44,11 +58,19 @@ async function during(what, work) {
   try {
     const text = (await work()) ?? "";
     say(play.over ? `${text} The episode is over: grade it, or reset.`.trim() : text);
+    asOf();
   } catch (error) {
     say(error.message, true);
   }
   for (const id of BUSY) find(id).disabled = false;
   find("stop").disabled = true;
+  find("step").classList.toggle("main", !play.over);
+  find("grade").classList.toggle("main", play.over);
+  busy = false;
+  if (!play.session) return;
+  knobs.tell(play.echo);
+  note();
+  if (address() !== play.session) await during("Opening the session", open); // changed meanwhile
 }
 
 function say(text, failed = false) {
@@ -56,16 +78,48 @@ function say(text, failed = false) {
   find("status").classList.toggle("error", failed);
 }
 
+// When the server last said what the page shows.
+function asOf() {
+  find("as_of").textContent = `as of ${new Date().toLocaleTimeString()}`;
+  find("as_of").classList.remove("error");
+}
+
 // An episode has begun or was taken up.
 function begun() {
-  const { task, windows } = play.episode;
-  choice.set(play.chosen);
-  location.hash = play.session;
+  const { task, windows, id } = play.episode;
+  if (address() && address() !== play.session) location.hash = play.session;
+  else history.replaceState(null, "", `#${play.session}`);
   find("download").href = server.logAddress(play.session);
   ungraded();
-  knobs.build(task, fields);
-  knobs.follow(windows.at(-1).action);
+  if (knobsOf !== id) {
+    // What a person has set stays while the episode is the same.
+    knobsOf = id;
+    choice.set(play.chosen);
+    knobs.build(task, fields);
+    knobs.follow(windows.at(-1).action);
+  }
   if (tab() === "play") board.begin(play.episode, fields, known[0]);
+  note();
+}
+
+// What is known of the session, for the list of sessions and for those who go on elsewhere.
+function note() {
+  const { task, windows } = play.episode;
+  runs.note({
+    id: play.session, ...play.chosen, title: task.title, begun: Date.now(), windows: play.played, over: play.over,
+    score: play.played ? scoreOf(meanReward(windows), task.mean_reward_anchors) : null,
+    drivers: [...new Set(windows.slice(1).map(({ driver }) => driver?.replace("_", " ") ?? "by hand"))],
+  });
+  const action = JSON.stringify(windows.at(-1).action ?? task.default_action);
+  const url = new URL("..", location.href).href.replace(/\/$/, "");
+  const [token, header] = runtime.default_session ? ["", ""] : [', token="…"', " -H 'Authorization: Bearer …'"];
+  find("python").textContent = `from jaxserve.client import ServeClient
+
+with ServeClient.from_url("${url}"${token}) as env:
+    seen = env.attach("${play.session}").observation
+    seen, reward, done, info = env.step(${action})`;
+  find("curl").textContent = `curl -X POST ${url}/step -H 'Content-Type: application/json'${header} \\
+    -d '{"session_id": "${play.session}", "action": ${action}}'`;
 }
 
 function ungraded() {
@@ -98,8 +152,8 @@ async function chosen() {
 async function run() {
   const text = find("windows").value.trim();
   const count = Number(text);
-  if (!text || !Number.isInteger(count) || count < 1 || count > mostWindows) {
-    throw new Error(`windows to run is ${text || "empty"}; it must be a whole number from 1 to ${mostWindows}`);
+  if (!text || !Number.isInteger(count) || count < 1 || count > runtime.max_windows) {
+    throw new Error(`windows to run is ${text || "empty"}; it must be a whole number from 1 to ${runtime.max_windows}`);
   }
   return step(count);
 }
@@ -120,9 +174,20 @@ async function drive() {
     knobs.follow(action);
     if (decision) say(`${decision.model}: ${decision.reason ?? "no reason was given"}`);
   });
-  if (!done) return "No window was played.";
-  return `${find("agent").selectedOptions[0].textContent} played ${done} windows; the knobs are where it left them.`;
+  return done ? `${named(agent)} played ${done} windows; the knobs are where it left them.` : "No window was played.";
 }
+
+// The agent plays the same traffic in a session of its own, which is drawn over this one.
+async function overlay() {
+  const agent = find("agent").value;
+  const { id, windows } = await play.elsewhere(agent);
+  runs.add({ ...runs.now, id, begun: Date.now(), windows: windows.length - 1, drivers: [named(agent)],
+    score: scoreOf(meanReward(windows), play.episode.task.mean_reward_anchors) });
+  await runs.lay(id);
+  return `${named(agent)} played the same traffic in a session of its own, which is drawn over this one.`;
+}
+
+const named = (agent) => agent.replace("_", " ");
 
 function measured(found) {
   const inside = found.slo_attainment === null ? "" : `, ${(100 * found.slo_attainment).toFixed(1)} % of requests good`;
@@ -134,6 +199,37 @@ async function grade() {
   find("graded").textContent = found.score?.toFixed(3) ?? "–"; // a live episode has none
   find("feedback").textContent = found.feedback + (play.isLive ? measured(found) : "");
   return "";
+}
+
+// The session that the address names. Where it cannot be shown, the address names the one that is, again.
+async function open() {
+  const id = address();
+  if (id === play.session) return "";
+  if (tab() === "live") turnTo("play");
+  try {
+    if (!id) return "";
+    await play.resume(id);
+    play.look();
+    return "";
+  } catch (error) {
+    throw play.session ? new Error(`${error.message}. The page shows the session as before.`) : error;
+  } finally {
+    if (play.session) history.replaceState(null, "", `#${play.session}`);
+  }
+}
+
+// Others may play the session: what they did is shown, or it is said that it is not known.
+async function lookAround() {
+  if (busy || document.hidden || tab() === "live" || !play.session) return;
+  try {
+    const text = await play.check(() => !busy);
+    if (busy) return;
+    if (text) say(text);
+    asOf();
+  } catch (error) {
+    find("as_of").textContent = `${error.message}; what is shown is ${find("as_of").textContent.match(/as of .*$/)?.[0] ?? "old"}`;
+    find("as_of").classList.add("error");
+  }
 }
 
 // The live tab shows an episode on the same board; the one that is played is drawn again after it.
@@ -165,9 +261,8 @@ function hideScores(areMeasured) {
 
 function turnTo(which) {
   const toLive = which === "live";
-  find("play").hidden = toLive;
+  for (const id of ["play", "first_steps", "sessions", "elsewhere", "as_of"]) find(id).hidden = toLive;
   find("live").hidden = !toLive;
-  find("first_steps").hidden = toLive;
   hideScores(toLive);
   find("tab_play").setAttribute("aria-pressed", String(!toLive));
   find("tab_live").setAttribute("aria-pressed", String(toLive));
@@ -184,24 +279,25 @@ function turnTo(which) {
 
 async function start() {
   const { tasks, action_schema: schema } = await server.tasks();
-  const runtime = await server.runtime();
+  runtime = await server.runtime();
+  const { agents, observation_schema: observations } = await server.info();
+  learn(observations);
   play.isLive = runtime.mode === "live";
   hideScores(play.isLive);
-  mostWindows = runtime.max_windows;
-  find("windows").max = mostWindows;
+  find("overlay").hidden = play.isLive;
+  find("windows").max = runtime.max_windows;
   known = tasks;
   fields = schema.properties;
   find("task").replaceChildren(...known.map((one) => new Option(one.title, one.task_id)));
-  const offered = (await server.agents()).filter((name) => name in AGENTS);
+  const offered = agents.filter((name) => name in AGENTS);
   if (runtime.language_model) offered.push(LANGUAGE_MODEL);
-  find("agent").replaceChildren(...offered.map((name) => new Option(name.replace("_", " "), name)));
+  find("agent").replaceChildren(...offered.map((name) => new Option(named(name), name)));
   find("agent").value = "heuristic";
   explainAgent();
-  const id = location.hash.slice(1);
   let gone = "";
-  if (id) {
+  if (address()) {
     try {
-      await play.resume(id);
+      await play.resume(address());
       play.look();
       return "";
     } catch (error) {
@@ -243,6 +339,14 @@ find("keep").addEventListener("click", () => choice.set(play.chosen));
 find("step").addEventListener("click", () => during("Stepping", () => step(1)));
 find("run").addEventListener("click", () => during("Running", run));
 find("drive").addEventListener("click", () => during("The agent drives", drive));
+find("overlay").addEventListener("click", () => during("The agent plays in a session of its own", overlay));
 find("grade").addEventListener("click", () => during("Grading", grade));
 find("stop").addEventListener("click", () => (play.stopped = true));
+addEventListener("hashchange", () => {
+  if (address() === play.session) return;
+  if (busy) play.stopped = true; // the address is looked at again when the button has done
+  else during("Opening the session", open);
+});
+document.addEventListener("visibilitychange", lookAround);
+setInterval(lookAround, BETWEEN_MS);
 during("Loading", start);

@@ -1,62 +1,74 @@
-// Charts on uPlot, one column of numbers a window. What they show is in panels.js, or another page's own.
+// Charts on uPlot, over the windows of an episode. What they show is in panels.js, or another page's own.
 //
-// A panel: { title, unit, lines, limits, log, range, splits, values, stepped, shown }.
-// A line: { label, read(entries, index), ghosts }; with `ghosts` the same is read of other episodes.
+// A panel: { title, unit, lines, limits, log, range, splits, values, stepped, shown, lane, marksTurns }.
+// A line: { label, read(entries, index), overlaid }; with `overlaid` the same is read of the overlays.
 // A limit: { label, value, text, line } is dashed, in the colour of that line if there is one.
+// An overlay: { name, colour, dash }, another episode that is drawn behind.
 
-import { colour, LINES } from "./colours.js";
+import { colour, faded, LINES } from "./colours.js";
 
-const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500]; // windows between two ticks
+const WHOLE = [1, 2, 5].flatMap((first) => [1, 10, 100, 1e3, 1e4].map((size) => first * size)).sort((a, b) => a - b);
 const DECADES = [1, 10, 100, 1e3, 1e4, 1e5, 1e6];
-const AXIS_PX = 32; // the x axis with its name, below the last lane
-const TICK_PX = 5;
-const MANY = 15; // turned knobs, from which they are ticks instead of lines
+export const MOST_POINTS = 400; // of a line: about as many as a chart has pixels
+const AXIS_PX = 20; // the x axis below the last lane
+const TIME_PX = 64; // a time of day below the x axis
+const AWAY_PX = 5;
+const TICK_PX = 7;
+const DRAG_PX = 8; // below which a drag is a click
 const FONT = "11px system-ui, sans-serif";
+const NO_MARKS = { turned: [], bursts: [], away: [] };
 
-// A number as an operator reads it.
+// A number as an operator reads it; a figure that is next to nothing is 0.
 export function short(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   if (size >= 1000) return Math.round(value).toLocaleString("en");
-  return String(Number(value.toPrecision(3)));
+  return size < 5e-4 ? "0" : String(Number(value.toPrecision(3)));
 }
 
 export class Charts {
-  // `height` of each in pixels; `axis` names the x axis.
-  constructor(place, { height = 150, axis = "window" } = {}) {
-    Object.assign(this, { place, height, axis, charts: [], panels: [], length: 1, at: null });
-    this.onCursor = () => {};
-    this.last = [[], [], { turned: [], bursts: [], away: [] }];
+  // `height` of each in pixels.
+  constructor(place, { height = 132 } = {}) {
+    Object.assign(this, { place, height, charts: [], panels: [], overlays: [], at: null, size: 1, points: [] });
+    this.onCursor = () => {}; // is told the windows under the cursor, [first, last]; null outside
+    this.onRange = () => {}; // is told the windows that were chosen by dragging, [first, last]; null: all
+    this.tick = String; // what stands below a window
+    this.last = [[], [], NO_MARKS, [0, 1]];
     new ResizeObserver(() => this.#resize()).observe(place);
     place.addEventListener("keydown", (event) => this.#key(event));
+    place.addEventListener("dblclick", () => this.onRange(null));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      this.build(this.panels, this.length);
+      this.build(this.panels, this.overlays);
       this.draw(...this.last);
     });
   }
 
-  // Empty charts, as long as the whole episode.
-  build(panels, length) {
+  // Empty charts.
+  build(panels, overlays = []) {
     for (const { chart } of this.charts) chart.destroy();
     this.place.replaceChildren();
-    Object.assign(this, { panels, length, at: null });
+    Object.assign(this, { panels, overlays, at: null });
     this.charts = panels.map((panel, index) => this.#chart(panel, index === panels.length - 1));
     this.#resize();
   }
 
-  // Entries from the first on; `ghosts` are { name, style, entries }, drawn behind and as far.
-  draw(entries, ghosts = [], marks = { turned: [], bursts: [], away: [] }) {
-    this.last = [entries, ghosts, marks];
-    const length = Math.max(this.length, entries.length - 1);
-    const numbers = entries.map((_, index) => index);
+  // Entries from the first on, those of each overlay, marks, and the range that is shown: [first, last].
+  draw(entries, overlaid = [], marks = NO_MARKS, range = [0, entries.length - 1]) {
+    this.last = [entries, overlaid, marks, range];
+    const [from, to] = [range[0], Math.min(range[1], entries.length - 1)];
+    const size = Math.max(Math.ceil((to - from + 1) / MOST_POINTS), 1);
+    const points = [];
+    for (let first = from; first <= to; first += size) points.push([first, Math.min(first + size - 1, to)]);
+    if (size !== this.size || points.length < this.points.length) this.at = null;
+    Object.assign(this, { size, points });
+    const x = points.map(([first, last]) => (first + last) / 2);
     for (const { panel, chart } of this.charts) {
-      const column = (line, from) => numbers.map((index) => (from[index] ? line.read(from, index) ?? null : null));
-      const mine = panel.lines.map((line) => column(line, entries));
-      const theirs = panel.lines.filter((line) => line.ghosts)
-        .flatMap((line) => [0, 1].map((which) => column(line, ghosts[which]?.entries ?? [])));
-      chart.marks = marks;
-      chart.whole = length;
-      chart.setData([numbers, ...theirs, ...mine]);
+      const sums = (line, of) => summed(line, of, points, panel);
+      const behind = panel.lines.filter((line) => line.overlaid)
+        .flatMap((line) => this.overlays.map((_, which) => sums(line, overlaid[which] ?? []).means));
+      const own = panel.lines.map((line) => sums(line, entries));
+      Object.assign(chart, { marks, view: range });
+      chart.setData([x, ...behind, ...own.flatMap((one) => [one.highs, one.lows]), ...own.map((one) => one.means)]);
     }
     this.#say();
   }
@@ -67,57 +79,67 @@ export class Charts {
     const caption = document.createElement("figcaption");
     const title = document.createElement("h2");
     title.textContent = panel.title;
+    if (panel.unit) {
+      const unit = document.createElement("small");
+      unit.textContent = panel.unit;
+      title.append(" ", unit);
+    }
     caption.append(title);
-    figure.append(caption);
     const box = document.createElement("div");
-    figure.append(box);
+    figure.append(caption, box);
     this.place.append(figure);
     const stroke = (index) => colour(LINES[index % LINES.length]);
     const paths = panel.stepped ? uPlot.paths.stepped({ align: -1 }) : undefined;
-    const plain = { paths, points: { show: false } };
-    const ghostly = panel.lines.filter((line) => line.ghosts).flatMap((line) => [
-      { ...plain, label: `best static ${line.label}`, stroke: colour("ghost-1"), width: 1.25, dash: [5, 3] },
-      { ...plain, label: `heuristic ${line.label}`, stroke: colour("ghost-2"), width: 1.25, dash: [2, 2] },
-    ]);
+    const plain = { paths, points: { show: false, filter: () => null } };
+    const behind = panel.lines.filter((line) => line.overlaid).flatMap((line) => this.overlays.map(({ name, ...style }) =>
+      ({ ...plain, label: `${name} ${line.label}`, stroke: colour(style.colour), width: 1.25, dash: style.dash })));
     const limits = panel.limits.map(({ value, line }) =>
       ({ value, mark: line === undefined ? colour("limit") : stroke(line) }));
+    const edges = panel.lines.flatMap(({ label }) =>
+      [{ ...plain, label: `${label} highest`, width: 0 }, { ...plain, label: `${label} lowest`, width: 0 }]);
     const lines = panel.lines.map((line, index) => ({
-      ...plain, points: { show: isAlone, size: 5, fill: stroke(index) }, label: line.label, stroke: stroke(index), width: 1.75,
+      label: line.label, stroke: stroke(index), width: 1.75, paths,
+      points: { show: false, filter: alone, size: 5, fill: stroke(index) },
     }));
     const keys = [
       ...panel.lines.map((line, index) => ({ label: line.label, mark: stroke(index), style: "" })),
       ...panel.limits.filter((limit) => limit.label)
         .map((limit) => ({ label: limit.label, mark: colour("limit"), style: "dashed" })),
     ].map((key) => keyOf(caption, key));
+    const first = 1 + behind.length; // the series of the upper edges begin there
     const chart = new uPlot({
       width: 300, height: this.height, legend: { show: false }, padding: [8, 10, 0, 0],
-      cursor: { sync: { key: "windows" }, drag: { x: false, y: false }, points: { size: 5 } },
-      series: [{ label: this.axis }, ...ghostly, ...lines],
+      cursor: {
+        sync: { key: "windows", filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
+        drag: { x: true, y: false, setScale: false, dist: DRAG_PX }, points: { size: 5 },
+      },
+      series: [{ label: "window" }, ...behind, ...edges, ...lines],
+      bands: lines.map((_, n) => ({ series: [first + 2 * n, first + 2 * n + 1], fill: faded(stroke(n)) })),
       axes: this.#axes(panel, isLast),
-      scales: { x: { time: false, range: (u) => [0, u.whole ?? 1] }, y: scaleOf(panel) },
+      scales: { x: { time: false, range: (u) => u.view ?? [0, 1] }, y: scaleOf(panel) },
       hooks: {
         drawClear: [shade],
         draw: [dash],
         setCursor: [(u) => this.#moved(u.cursor.idx ?? null)],
+        setSelect: [(u) => this.#chosen(u)],
       },
-    }, [[], ...[...ghostly, ...lines].map(() => [])], box);
-    Object.assign(chart, { whole: this.length, limits });
+    }, [[], ...[...behind, ...edges, ...lines].map(() => [])], box);
+    Object.assign(chart, { view: this.last[3], limits, marksTurns: panel.marksTurns });
     figure.chart = chart; // so that what is drawn can be read
     chart.root.querySelector("canvas").setAttribute("role", "img");
     const height = this.height + (panel.lane && isLast ? AXIS_PX : 0);
-    return { panel, chart, figure, box, keys, height, behind: ghostly.length + 1 };
+    return { panel, chart, figure, box, keys, height, own: first + edges.length };
   }
 
   #axes(panel, isLast) {
     const axis = {
-      stroke: colour("soft"), font: FONT, labelFont: FONT, ticks: { show: false },
-      grid: { stroke: colour("grid"), width: 1 }, labelGap: 0,
+      stroke: colour("soft"), font: FONT, ticks: { show: false }, grid: { stroke: colour("grid"), width: 1 },
     };
     const bare = panel.lane && !isLast;
     return [
-      { ...axis, incrs: WHOLE, size: bare ? 4 : 20, gap: 3, labelSize: 15,
-        label: bare ? undefined : this.axis, values: bare ? () => [] : undefined },
-      { ...axis, size: 46, gap: 4, labelSize: panel.lane ? 0 : 15, label: panel.lane ? undefined : panel.unit,
+      { ...axis, incrs: WHOLE, space: TIME_PX, size: bare ? 4 : AXIS_PX, gap: 3,
+        values: bare ? () => [] : (_, splits) => splits.map((window) => this.tick(window)) },
+      { ...axis, size: 46, gap: 4,
         splits: panel.log ? (_, __, low, high) => DECADES.filter((d) => d >= low && d <= high) : panel.splits,
         // uPlot leaves out what has no room.
         values: (_, splits) => splits.map((value) => (value === null ? "" : (panel.values ?? short)(value))) },
@@ -128,33 +150,42 @@ export class Charts {
     if (index === this.at) return;
     this.at = index;
     this.#say();
-    this.onCursor(index);
+    this.onCursor(index === null ? null : this.points[index] ?? null);
+  }
+
+  // The windows that were dragged over.
+  #chosen(u) {
+    const { left, width } = u.select;
+    if (width < DRAG_PX) return;
+    u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    const window = (px) => Math.round(u.posToVal(px, "x"));
+    this.onRange([Math.max(window(left), 0), Math.max(window(left + width), window(left) + 1)]);
   }
 
   // The values under the cursor, or the last ones.
   #say() {
-    const count = this.last[0].length;
-    const index = Math.min(this.at ?? count - 1, count - 1);
-    for (const { panel, chart, keys, behind } of this.charts) {
+    const index = Math.min(this.at ?? Infinity, this.points.length - 1);
+    const [first, last] = this.points[index] ?? [0, 0];
+    for (const { panel, chart, keys, own } of this.charts) {
       const shown = panel.shown ?? short;
-      const values = panel.lines.map((_, line) => chart.data[behind + line]?.[index]);
+      const values = panel.lines.map((_, line) => chart.data[own + line]?.[index]);
       values.forEach((value, line) => (keys[line].textContent = value == null ? "–" : shown(value)));
       panel.limits.filter((limit) => limit.label)
         .forEach((limit, place) => (keys[values.length + place].textContent = limit.text ?? shown(limit.value)));
       const said = panel.lines.map((line, n) => `${line.label} ${keys[n].textContent}`).join(", ");
-      chart.root.querySelector("canvas")
-        .setAttribute("aria-label", `${panel.title}, ${panel.unit}; ${this.axis} ${index}: ${said}`);
+      chart.root.querySelector("canvas").setAttribute("aria-label",
+        `${panel.title}, ${panel.unit}; window ${first === last ? last : `${first} to ${last}`}: ${said}`);
     }
   }
 
   #key(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    const count = this.last[0].length;
+    const count = this.points.length;
     if (!step || !count || event.target !== this.place) return;
     event.preventDefault();
     const to = Math.min(Math.max((this.at ?? count - 1) + step, 0), count - 1);
     for (const { chart } of this.charts) {
-      chart.setCursor({ left: chart.valToPos(to, "x"), top: 4 }, false, false);
+      chart.setCursor({ left: chart.valToPos(chart.data[0][to], "x"), top: 4 }, false, false);
     }
     this.#moved(to);
   }
@@ -164,6 +195,29 @@ export class Charts {
       chart.setSize({ width: Math.max(box.clientWidth, 160), height });
     }
   }
+}
+
+// A line as means over the windows of each point, with the least and the greatest value where there are
+// several; of a stepped line the last value.
+function summed(line, entries, points, { log, stepped }) {
+  const means = [];
+  const highs = new Array(points.length).fill(null);
+  const lows = highs.slice();
+  points.forEach(([first, last], place) => {
+    let [sum, count, low, high, value] = [0, 0, Infinity, -Infinity, null];
+    for (let index = first; index <= last && index < entries.length; index += 1) {
+      const read = line.read(entries, index) ?? null;
+      if (read === null || (log && read <= 0)) continue; // a logarithm needs more than 0
+      value = read;
+      sum += read;
+      count += 1;
+      if (read < low) low = read;
+      if (read > high) high = read;
+    }
+    means.push(count > 1 && !stepped ? sum / count : value);
+    if (first !== last && count && !stepped) [lows[place], highs[place]] = [low, high];
+  });
+  return { means, lows, highs };
 }
 
 // An entry of a chart's legend; returns where its value goes.
@@ -180,9 +234,10 @@ function keyOf(caption, { label, mark, style }) {
   return value;
 }
 
-// Whether a line has one value only: it is a dot, since no line can be drawn.
-function isAlone(u, series) {
-  return u.data[series].filter((value) => value != null).length === 1;
+// Values between two gaps: dots, since no line can be drawn through one.
+function alone(u, series) {
+  const values = u.data[series];
+  return [...values.keys()].filter((place) => values[place] != null && values[place - 1] == null && values[place + 1] == null);
 }
 
 function scaleOf(panel) {
@@ -199,23 +254,32 @@ function scaleOf(panel) {
   return { range: (_, low, high) => uPlot.rangeNum(Math.min(low ?? 0, 0), Math.max(high || 1, 1.05 * most), 0.08, true) };
 }
 
-// Bursts and windows in which a GPU was away as bands, turned knobs as lines.
+// Bursts as bands over the whole height, windows in which a GPU was away as a bar at the top, turned knobs
+// as ticks in one chart.
 function shade(u) {
   const { turned = [], bursts = [], away = [] } = u.marks ?? {};
   const { left, top, width, height } = u.bbox;
+  const [from, to] = u.view;
+  const ratio = uPlot.pxRatio;
   const x = (window) => Math.min(Math.max(u.valToPos(window, "x", true), left), left + width);
-  const band = (fill) => ([first, last]) => {
+  const bars = (runs, fill, tall) => {
     u.ctx.fillStyle = fill;
-    u.ctx.fillRect(x(first - 1), top, Math.max(x(last) - x(first - 1), 1), height);
+    for (const [first, last] of runs) {
+      if (last <= from || first - 1 >= to) continue;
+      u.ctx.fillRect(x(first - 1), top, Math.max(x(last) - x(first - 1), ratio), tall);
+    }
   };
   u.ctx.save();
-  bursts.forEach(band(colour("burst")));
-  away.forEach(band(colour("away")));
-  u.ctx.strokeStyle = colour("turned");
-  const many = turned.length > MANY;
-  u.ctx.setLineDash(many ? [] : [2 * uPlot.pxRatio, 3 * uPlot.pxRatio]);
-  u.ctx.lineWidth = uPlot.pxRatio;
-  for (const window of turned) stroke(u.ctx, x(window - 1), top, x(window - 1), top + (many ? TICK_PX * uPlot.pxRatio : height));
+  bars(bursts, colour("burst"), height);
+  bars(away, colour("away"), AWAY_PX * ratio);
+  if (u.marksTurns) {
+    u.ctx.strokeStyle = colour("turned");
+    u.ctx.lineWidth = ratio;
+    for (const window of turned) {
+      if (window - 1 < from || window - 1 > to) continue;
+      stroke(u.ctx, x(window - 1), top + height, x(window - 1), top + height - TICK_PX * ratio);
+    }
+  }
   u.ctx.restore();
 }
 

@@ -43,6 +43,13 @@ export class Knobs {
     return Object.fromEntries(Object.entries(this.knobs).map(([knob, { read }]) => [knob, read()]));
   }
 
+  // What a real engine made of the knobs.
+  tell(echo) {
+    for (const [knob, { how, reason }] of Object.entries(echo ?? {})) {
+      this.knobs[knob]?.tell(how === "unsupported" ? `. Not turned: ${reason ?? "the engine does not know it"}.` : "");
+    }
+  }
+
   // What an agent chose.
   follow(action) {
     for (const [knob, value] of Object.entries(action ?? {})) this.knobs[knob]?.write(value);
@@ -88,7 +95,8 @@ export class Knobs {
       const what = field.type === "integer" ? "a whole number" : "a share in %";
       throw new Error(`${field.title} is ${wrong || "empty"}; it must be ${what} from ${least} to ${most}`);
     };
-    return { read, write };
+    const tell = (text) => (hint.textContent = `${field.description}${text}`);
+    return { read, write, tell };
   }
 }
 

@@ -15,7 +15,7 @@ function readLog(text) {
   } catch {
     // Lines.
   }
-  if (Array.isArray(data?.episode_log) && data.episode_log.length) {
+  if (Array.isArray(data?.episode_log) && data.episode_log.length && data.episode_log.every((one) => one?.observation)) {
     return { task: data.task_id, windows: [...data.episode_log], lines: [] };
   }
   const lines = text.split("\n").filter(Boolean).flatMap((line, index, all) => {
@@ -34,8 +34,20 @@ function ofLines(lines) {
   const windows = lines.filter((line) => line?.kind === "window" && line.observation);
   if (lines[0]?.kind !== "header" || !windows.length) throw new Error("the file is no log of an episode");
   // Its rewards are computed by `jaxserve live-log`.
-  const shown = windows.map(({ observation, action }) => ({ observation, action, reward: null }));
+  const driver = lines[0].agent ?? "controller";
+  const shown = windows.map(({ observation, metrics, action, reason, unix_s: time }, index) =>
+    ({ observation, action, driver, reason: reason === windows[index - 1]?.reason ? null : reason, time, reward: null,
+      figures: metrics && figuresOf(metrics) }));
   return { task: lines[0].task, windows: [BEGINNING, ...shown], lines };
+}
+
+// The requests that a window's figures rest on, of its metrics by class.
+function figuresOf(metrics) {
+  const total = (...names) => names.flatMap((name) => metrics[name] ?? []).reduce((sum, count) => sum + count, 0);
+  return {
+    first_tokens: total("first_tokens"), ttft_met: total("ttft_met"), good: total("good"),
+    decoding: total("completed", "running"), ended: total("completed", "rejected", "lost"),
+  };
 }
 
 export class Live {

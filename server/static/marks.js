@@ -27,17 +27,23 @@ function median(values) {
 export function bursts(windows, meanRate) {
   const rates = windows.map((window) => window.observation?.request_arrival_rate ?? 0);
   const usual = meanRate ?? median(rates.slice(1));
+  const busy = (index) => rates[index] > BURST * usual;
   const around = (index) => {
-    const near = rates.slice(Math.max(index - 1, 1), index + 2);
-    return near.reduce((sum, rate) => sum + rate, 0) / near.length;
+    const [first, last] = [Math.max(index - 1, 1), Math.min(index + 1, rates.length - 1)];
+    let sum = 0;
+    for (let at = first; at <= last; at += 1) sum += rates[at];
+    return sum / (last - first + 1);
   };
   if (!(usual > 0)) return [];
-  const within = new Set();
-  for (const [first, last] of runs(windows.length, (index) => around(index) > BURST * usual)) {
-    const busy = [...rates.keys()].slice(Math.max(first - 1, 1), last + 2).filter((index) => rates[index] > BURST * usual);
-    for (let index = busy[0]; index <= busy.at(-1); index += 1) within.add(index);
+  const found = [];
+  for (let [first, last] of runs(windows.length, (index) => around(index) > BURST * usual)) {
+    for (first = Math.max(first - 1, 1); !busy(first); first += 1);
+    for (last = Math.min(last + 1, rates.length - 1); !busy(last); last -= 1);
+    const before = found.at(-1);
+    if (before && first <= before[1] + 1) before[1] = Math.max(before[1], last);
+    else found.push([first, last]);
   }
-  return runs(windows.length, (index) => within.has(index));
+  return found;
 }
 
 export function away(windows) {
@@ -56,18 +62,15 @@ export function turned(windows) {
   return found;
 }
 
-export function marksOf(windows, meanRate) {
-  return {
-    turned: turned(windows).map((one) => one.window),
-    bursts: bursts(windows, meanRate),
-    away: away(windows),
-  };
+// Args: `turns`: see `turned`.
+export function marksOf(windows, meanRate, turns) {
+  return { turned: turns.map((one) => one.window), bursts: bursts(windows, meanRate), away: away(windows) };
 }
 
 // Turns of one driver in windows one after the other, as one; each reason begins another.
-function merged(windows) {
+function merged(windows, turns) {
   const found = [];
-  for (const { window, knobs, before, now } of turned(windows)) {
+  for (const { window, knobs, before, now } of turns) {
     const { driver, reason } = windows[window];
     const last = found.at(-1);
     if (last && !reason && last.driver === driver && last.until === window - 1) {
@@ -80,28 +83,30 @@ function merged(windows) {
   return found;
 }
 
+// Who chose the knobs of a window.
+const who = (driver) => driver?.replace("_", " ") ?? "by hand";
+
 function sentence({ driver, knobs, before, now }, fields) {
   const each = [...knobs].map((knob) => {
     const [from, to] = [knobValue(fields[knob], before[knob]), knobValue(fields[knob], now[knob])];
     return `${fields[knob].title} ${from === to ? `back at ${to}` : `${from} → ${to}`}`;
   });
-  // Of a session that was taken up again nobody knows who drove.
-  return `${driver ? `${driver}: ` : ""}${each.join(", ")}`;
+  return `${who(driver)}: ${each.join(", ")}`;
 }
 
 // Sentences for a list, the newest first: { window, until, text, reason }.
-export function happened(windows, fields, meanRate) {
-  const events = merged(windows).map((one) =>
+export function happened(windows, fields, turns, marks) {
+  const events = merged(windows, turns).map((one) =>
     ({ window: one.window, until: one.until, reason: one.reason, text: sentence(one, fields) }));
   const said = new Set(events.map((event) => event.window));
   windows.forEach(({ reason, driver }, window) => {
-    if (reason && !said.has(window)) events.push({ window, text: `${driver}: ${window === 1 ? "first knobs" : "knobs stay"}`, reason });
+    if (reason && !said.has(window)) events.push({ window, text: `${who(driver)}: ${window === 1 ? "first knobs" : "knobs stay"}`, reason });
   });
-  for (const [first, last] of bursts(windows, meanRate)) {
+  for (const [first, last] of marks.bursts) {
     const most = Math.max(...windows.slice(first, last + 1).map((w) => w.observation.request_arrival_rate));
     events.push({ window: first, until: last, text: `a burst: up to ${most.toFixed(0)} arrivals a second` });
   }
-  for (const [first, last] of away(windows)) {
+  for (const [first, last] of marks.away) {
     const most = Math.max(...windows.slice(first, last + 1).map((w) => w.observation.reconfiguring));
     events.push({ window: first, until: last, text: `${Math.round(100 * most)} % of the capacity away` });
   }

@@ -1,82 +1,76 @@
-// Big numbers: the last window, coloured by its objective.
+// Tiles with the numbers of one window, each coloured by its own objective.
 
 import { short } from "./charts.js";
+import { figure, judged, judgeLimit, judgeShare, LATELY, percent, shareOf } from "./judging.js";
 
-const NEAR = 0.9; // of a limit
-const SHARE_GOOD = 0.99;
-const SHARE_BAD = 0.9;
 const WORDS = { good: "✓", near: "≈", bad: "✗" };
-
-export const least = (task, field) => {
-  const values = (task?.classes ?? []).map((one) => one[field]);
-  return values.length ? Math.min(...values) : null;
-};
-
-// The 99th percentile of the inter-token latency in a window; null until what classes got is known. They
-// share the engine's iterations: it is that of any class that decoded.
-export const itlP99 = (window) => window?.classes?.find((one) => one.itl_p99_ms !== null)?.itl_p99_ms ?? null;
-
-// A value that must stay below a limit.
-export function judge(value, limit) {
-  if (!Number.isFinite(value) || !Number.isFinite(limit)) return "none";
-  return value > limit ? "bad" : value > NEAR * limit ? "near" : "good";
-}
-
-function judgeShare(share) {
-  if (!Number.isFinite(share)) return "none";
-  return share >= SHARE_GOOD ? "good" : share >= SHARE_BAD ? "near" : "bad";
-}
 
 // A sentence with a number; nothing where it is not known.
 const known = (value, say) => (Number.isFinite(value) ? say(short(value)) : "");
+const whole = (value) => (Number.isFinite(value) ? value.toFixed(0) : "–");
 
-const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
+const worth = (windows, index) => shareOf(windows, index, "worth_good", "worth_ended");
+const inside = (windows, index) => shareOf(windows, index, "good", "ended");
+const early = (windows, index) => shareOf(windows, index, "ttft_met", "first_tokens", 1);
+// A real engine's is not measured: 0.
+export const itlP99 = (window) => figure(window, "p99_itl_ms", "decoding") || null;
 
-// What the tiles say of an observation and the one before, and of a percentile that comes later:
-// { label, value, unit, state, objective, read }.
-export function tiles(task, o, before, itl_p99_ms) {
-  const ttft = least(task, "ttft_slo_ms");
-  const waits_s = o.request_arrival_rate > 0 ? o.queue_depth / o.request_arrival_rate : NaN;
+// US dollars an hour in a window.
+function hourly(windows, index, task) {
+  const [last, before] = [windows[index], windows[index - 1]].map((window) => window?.observation?.cost_so_far);
+  return ((last - (before ?? 0)) * 3600) / (task?.window_s ?? 1);
+}
+
+// What the tiles say: { label, value, unit, state, note, beside, large }. `beside(windows)` says the same of others.
+function tiles(task, windows, index, best, areMeasured) {
+  const now = windows[index];
+  const o = now?.observation ?? {};
+  const reachable = (of) => (best[index] ? of(best, index) : null);
+  const waits_s = o.request_arrival_rate > 0.01 ? o.queue_depth / o.request_arrival_rate : NaN;
+  const simulated = areMeasured ? "by the task's hardware" : "";
+  const [share, label] = "worth_ended" in (now?.figures ?? { worth_ended: 0 }) ? [worth, "Inside SLOs, by worth"] : [inside, "Inside SLOs"];
   const memory = task?.memory_limit_gb;
-  const cost = (of, last) => ((of.cost_so_far - (last?.cost_so_far ?? 0)) * 3600) / (task?.window_s ?? 1);
-  const percent = (of) => fixed(100 * of.slo_compliance_rate, of.slo_compliance_rate > 0.9995 ? 0 : 1);
+  const ms = (name) => (of) => `${short(judged(of[index], name))} ms`;
   return [
-    { label: "TTFT p99", value: short(o.p99_ttft_ms), unit: "ms", state: judge(o.p99_ttft_ms, ttft),
-      objective: ttft && `at most ${short(ttft)} ms`, read: (of) => `${short(of.p99_ttft_ms)} ms` },
-    { label: "Inside SLO", value: percent(o), unit: "%", state: judgeShare(o.slo_compliance_rate),
-      objective: `at least ${100 * SHARE_GOOD} %`, read: (of) => `${percent(of)} %` },
-    { label: "Queue", value: fixed(o.queue_depth, 0), unit: "requests", state: judge(waits_s, ttft / 1000),
-      objective: Number.isFinite(waits_s) ? `${fixed(waits_s, 1)} s of arrivals` : "that wait for a token",
-      read: (of) => fixed(of.queue_depth, 0) },
-    { label: "ITL p99", value: itl_p99_ms === null ? "–" : short(itl_p99_ms), unit: "ms", state: "none",
-      objective: o.p50_itl_ms === undefined ? "" : `p50 ${short(o.p50_itl_ms)}, mean ${short(o.mean_itl_ms)} ms`,
-      read: (of) => `p50 ${short(of.p50_itl_ms)} ms` },
+    { label, large: true, value: percent(share(windows, index)), unit: "",
+      state: judgeShare(share(windows, index), reachable(share)),
+      note: `of the requests that ended in the last ${LATELY} windows`, beside: (of) => percent(share(of, index)) },
+    { label: "TTFT p99", value: short(judged(now, "p99_ttft_ms")), unit: "ms",
+      state: judgeShare(early(windows, index), reachable(early)),
+      note: early(windows, index) === null ? "" : `${percent(early(windows, index))} inside their class's SLO`, beside: ms("p99_ttft_ms") },
+    { label: "ITL p99", value: short(itlP99(now)), unit: "ms", state: "none",
+      note: known(judged(now, "p50_itl_ms"), (p50) => `p50 ${p50}, mean ${short(judged(now, "mean_itl_ms"))} ms`),
+      beside: (of) => `${short(itlP99(of[index]))} ms` },
+    { label: "Queue", value: whole(o.queue_depth), unit: "requests", state: "none",
+      note: known(waits_s, (seconds) => `${seconds} s of arrivals`), beside: (of) => whole(of[index].observation.queue_depth) },
+    { label: areMeasured ? "Sent" : "Arrivals", value: short(o.request_arrival_rate), unit: "requests/s", state: "none",
+      note: known(o.mean_prompt_length, (tokens) => `prompts of ${tokens} tokens`) },
     { label: "Output", value: short(o.throughput_tps), unit: "tokens/s", state: "none",
-      objective: known(o.request_arrival_rate, (rate) => `${rate} requests/s arrive`), read: (of) => short(of.throughput_tps) },
-    { label: "Memory of a GPU", value: fixed(o.gpu_memory_used_gb, 1), unit: "GiB",
-      state: judge(o.gpu_memory_used_gb, memory),
-      objective: memory && `at most ${short(memory)} GiB`, read: (of) => `${fixed(of.gpu_memory_used_gb, 1)} GiB` },
-    { label: "Cost", value: short(cost(o, before)), unit: "US$ an hour", state: "none",
-      objective: known(1000 * o.estimated_cost_per_1k, (dollars) => `$${dollars} per million good tokens`),
-      read: (of, last) => `$${short(cost(of, last))}` },
+      note: known(figure(now, "mean_output_tokens", "ended"), (tokens) => `outputs of ${tokens} tokens`),
+      beside: (of) => short(of[index].observation.throughput_tps) },
+    { label: "KV blocks in use", value: short(100 * o.kv_cache_occupancy), unit: "%", state: "none",
+      note: known(o.eviction_events, (count) => `${count} preempted`),
+      beside: (of) => `${short(100 * of[index].observation.kv_cache_occupancy)} %` },
+    { label: "Memory of a GPU", value: short(o.gpu_memory_used_gb), unit: "GiB", state: judgeLimit(o.gpu_memory_used_gb, memory),
+      note: [memory && `at most ${short(memory)} GiB`, simulated].filter(Boolean).join(", "), beside: (of) => `${short(of[index].observation.gpu_memory_used_gb)} GiB` },
+    { label: "Cost", value: short(hourly(windows, index, task)), unit: "US$ an hour", state: "none",
+      note: [known(1000 * (judged(now, "estimated_cost_per_1k") ?? NaN), (dollars) => `$${dollars} per million good tokens`),
+        simulated].filter(Boolean).join(", "),
+      beside: (of) => `$${short(hourly(of, index, task))}` },
   ];
 }
 
-// Shows the last window; `static_` are the windows of the best static setting, if they are known.
-export function showNumbers(place, task, windows, static_) {
-  const index = windows.length - 1;
-  // Before the first window nothing has been measured.
-  const now = (index > 0 && windows[index].observation) || {};
-  const itl = itlP99(windows.findLast((window) => window.classes));
-  place.replaceChildren(...tiles(task, now, windows[index - 1]?.observation, itl).map((tile) => {
-    const [their, last] = [static_[index]?.observation, static_[index - 1]?.observation];
-    return tileOf(tile, index > 0 && their ? `best static ${tile.read(their, last)}` : "");
-  }));
+// Shows window `index`; `best` are the windows of the best static setting, if they are known, and `areMeasured`
+// says whether a real engine played. Before the first window nothing has been measured.
+export function showNumbers(place, task, windows, index, best, areMeasured) {
+  const shown = index > 0 ? windows : [];
+  place.replaceChildren(...tiles(task, shown, index, best, areMeasured).map((tile) =>
+    tileOf(tile, index > 0 && best[index] && tile.beside ? `best static ${tile.beside(best)}` : "")));
 }
 
-function tileOf({ label, value, unit, state, objective }, beside) {
+function tileOf({ label, value, unit, state, note, large }, beside) {
   const tile = document.createElement("div");
-  tile.className = "tile";
+  tile.className = large ? "tile large" : "tile";
   tile.dataset.state = state;
   const add = (tag, name, text) => {
     const element = document.createElement(tag);
@@ -84,12 +78,11 @@ function tileOf({ label, value, unit, state, objective }, beside) {
     element.textContent = text;
     return element;
   };
-  const big = add("dd", "big", `${value} `);
-  big.append(add("small", "", unit));
+  const name = add("dt", "", label);
+  if (unit) name.append(add("small", "", ` ${unit}`));
   const below = add("dd", "hint", "");
   if (state !== "none") below.append(add("span", "verdict", `${WORDS[state]} `));
-  below.append(objective || "");
-  tile.append(add("dt", "", label), big, below);
-  tile.append(add("dd", "hint", beside));
+  below.append(note || "");
+  tile.append(name, add("dd", "big", value), below, add("dd", "hint", beside));
   return tile;
 }

@@ -1,26 +1,41 @@
 // What the charts of an episode show, and the lanes of its knobs.
 
 import { short } from "./charts.js";
+import { classShare, figure, judged, LATELY, shareOf } from "./judging.js";
 import { itlP99 } from "./numbers.js";
 
 const MOST_NAMED = 3; // different objectives
-const FEW = 0.5; // requests, below which a share of them says nothing
-const LATELY = 5; // windows that a share of a class is taken over
+const OF_CLASS = 5; // windows that a share of a class is taken over
 
-const seen = (name, factor = 1) => (windows, index) => {
-  const value = windows[index].observation?.[name];
-  return value === undefined ? null : factor * value;
-};
 // Before the first window nothing has been measured.
-const measured = (name, factor) => (windows, index) => (index > 0 ? seen(name, factor)(windows, index) : null);
+const measured = (name, factor = 1) => (windows, index) => {
+  const value = index > 0 ? judged(windows[index], name) : null;
+  return value === null ? null : factor * value;
+};
+const queue = (windows, index) => windows[index].observation?.queue_depth ?? null;
+// A figure of arrivals, where there were any.
+const ofArrivals = (read) => (windows, index) => (windows[index].observation?.request_arrival_rate > 0.01 ? read(windows[index].observation) : null);
+// Nothing is accepted where nothing is proposed.
+const acceptance = (windows, index) =>
+  (windows[index].action?.speculation_depth > 0 ? measured("spec_acceptance_rate", 100)(windows, index) : null);
+const inWorth = (windows, index) => {
+  const share = index > 0 ? shareOf(windows, index, "worth_good", "worth_ended") : null;
+  return share === null ? null : 100 * share;
+};
+const ofClass = (place, part, of) => (windows, index) => {
+  const share = classShare(windows, index, place, part, of, OF_CLASS);
+  return share === null ? null : 100 * share;
+};
 
-// Of a class's requests in the last windows.
-function share(place, part, whole) {
-  return (windows, index) => {
-    const near = windows.slice(Math.max(index - LATELY + 1, 1), index + 1).map((window) => window.classes?.[place]);
-    const total = (field) => near.reduce((sum, one) => sum + (one?.[field] ?? 0), 0);
-    return total(whole) > FEW ? (100 * total(part)) / total(whole) : null;
-  };
+const sums = new WeakMap(); // of the rewards up to each window, by episode
+
+// The mean reward of all windows up to one.
+function meanReward(windows, index) {
+  if (!index || windows[index].reward === null) return null;
+  if (!sums.has(windows)) sums.set(windows, [0]);
+  const sum = sums.get(windows);
+  for (let at = sum.length; at <= index; at += 1) sum.push(sum[at - 1] + (windows[at].reward ?? 0));
+  return sum[index] / index;
 }
 
 // The different objectives of the classes, each once, named by who has it.
@@ -39,42 +54,55 @@ function objectives(classes, field) {
   }));
 }
 
-function tightest(classes, field) {
-  return classes.length ? [{ label: "tightest SLO", value: Math.min(...classes.map((one) => one[field])) }] : [];
-}
-
 const PERCENT = { unit: "%", range: () => [0, 103], splits: () => [0, 25, 50, 75, 100] };
 
 // The charts of an episode; a task of which nothing is known has no classes and no limit. `byClass` and
 // `isRewarded` say whether it is known what each class gets, and the rewards.
-export function panels({ classes = [], memory_limit_gb: memory }, { byClass, isRewarded }) {
+export function panels(
+  { classes = [], memory_limit_gb: memory, mean_reward_anchors: anchors, active_knobs: open = ["speculation_depth"] },
+  { byClass, isRewarded },
+) {
   const limit = Number.isFinite(memory) ? [{ label: "limit", value: memory }] : [];
-  const line = (label, read, ghosts = false) => ({ label, read, ghosts });
+  const reachable = anchors
+    ? [{ label: "best static", value: anchors.best_static }, { label: "oracle", value: anchors.oracle }] : [];
+  const line = (label, read, overlaid = false) => ({ label, read, overlaid });
   const perClass = (read) => (byClass ? classes : []).map((one, place) => line(one.name, read(place)));
+  const groups = [...new Set(classes.map((one) => one.priority))].sort();
   const all = [
-    { title: "Traffic and queue", unit: "requests", lines: [
+    { title: "Traffic and queue", unit: "requests", marksTurns: true, lines: [
       line("arrivals /s", measured("request_arrival_rate")),
-      line("queue", seen("queue_depth"), true),
-      line("running", seen("active_requests")),
+      line("queue", queue, true),
+      line("running", measured("active_requests")),
     ] },
     { title: "Time to first token", unit: "ms", log: true, limits: objectives(classes, "ttft_slo_ms"), lines: [
       line("p50", measured("p50_ttft_ms")),
       line("p99", measured("p99_ttft_ms"), true),
     ] },
-    { title: "Inter-token latency", unit: "ms", limits: tightest(classes, "tpot_slo_ms"), lines: [
+    { title: "Inter-token latency", unit: "ms", lines: [
       line("p50", measured("p50_itl_ms")),
       line("mean", measured("mean_itl_ms"), true),
-      ...(byClass ? [line("p99", (windows, index) => itlP99(windows[index]))] : []),
+      line("p99", (windows, index) => (index > 0 ? itlP99(windows[index]) : null)),
     ] },
-    { title: "Requests inside all their SLOs", ...PERCENT, lines: [
-      line("inside", measured("slo_compliance_rate", 100), true),
+    { title: "Inside all their SLOs", ...PERCENT, lines: [
+      line("requests", measured("slo_compliance_rate", 100)),
+      line(`by worth, last ${LATELY}`, inWorth, true),
     ] },
-    { title: "Throughput", unit: "tokens/s", lines: [line("output", measured("throughput_tps"), true)] },
-    { title: "Reward", unit: "per window", lines: isRewarded ? [
-      line("reward", (windows, index) => (index > 0 ? windows[index].reward : null), true),
+    { title: "Reward", unit: "per window", limits: reachable, lines: isRewarded ? [
+      line("reward", (windows, index) => (index > 0 ? windows[index].reward : null)),
+      line("mean so far", meanReward, true),
     ] : [] },
+    { title: "Throughput", unit: "tokens/s", lines: [line("output", measured("throughput_tps"), true)] },
+    { title: "KV blocks in use", ...PERCENT, lines: [line("in use", measured("kv_cache_occupancy", 100), true)] },
+    { title: "Preemptions", unit: "sequences", lines: [line("preempted", measured("eviction_events"), true)] },
+    { title: "Draft acceptance", ...PERCENT, lines: open.includes("speculation_depth") ? [line("accepted", acceptance, true)] : [] },
+    { title: "Mean lengths", unit: "tokens", lines: [
+      line("prompts", ofArrivals((seen) => seen.mean_prompt_length)),
+      line("outputs", (windows, index) => (index > 0 ? figure(windows[index], "mean_output_tokens", "ended") : null)),
+    ] },
+    { title: "Arrivals by priority, 0 first", ...PERCENT, lines: groups.length > 1 ? groups.map((group) =>
+      line(`group ${group}`, ofArrivals((seen) => 100 * seen.priority_distribution[group]))) : [] },
     { title: "First tokens inside SLO, by class", ...PERCENT,
-      lines: perClass((place) => share(place, "ttft_met", "first_tokens")) },
+      lines: perClass((place) => ofClass(place, "ttft_met", "first_tokens")) },
     { title: "TPOT by class, its SLO dashed", unit: "ms",
       lines: perClass((place) => (windows, index) => windows[index].classes?.[place]?.tpot_ms ?? null),
       limits: classes.map((one, index) => ({ value: one.tpot_slo_ms, line: index })) },
@@ -99,7 +127,7 @@ export function lanes({ knob_ranges: ranges, active_knobs: open, num_gpus: gpus 
       title: field.title, unit: "", lane: true, stepped: true, limits: [], values: name, shown: name,
       range: () => [scale(low) - room, scale(high) + room],
       splits: () => (field.names.length ? field.names.map((_, value) => value) : [scale(low), ...middle, scale(high)]),
-      lines: [{ label: "", ghosts: true, read: (windows, index) => {
+      lines: [{ label: "", overlaid: true, read: (windows, index) => {
         const { action } = windows[index];
         return action ? scale(action[knob]) : null;
       } }],

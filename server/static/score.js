@@ -1,10 +1,12 @@
 // Where the mean reward lies between random knobs, the best static setting and the oracle.
 
+import { judgeScore } from "./judging.js";
+
 const find = (id) => document.getElementById(id);
 
 // The anchors' scale, as the grader has it; null where the task has no anchors.
 export function scoreOf(mean, anchors) {
-  if (!anchors) return null;
+  if (!anchors || mean === null) return null;
   const { random, best_static: fixed, oracle } = anchors;
   const score = mean <= fixed
     ? (0.5 * (mean - random)) / (fixed - random)
@@ -12,24 +14,25 @@ export function scoreOf(mean, anchors) {
   return Math.min(Math.max(score, 0), 1);
 }
 
-function meanReward(windows, count) {
+export function meanReward(windows, count) {
   const rewards = windows.slice(1, count).map((window) => window.reward).filter((reward) => reward !== null);
   return rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null;
 }
 
-export function showScore(windows, task, ghosts) {
-  const anchors = task?.mean_reward_anchors;
+// `others` are overlays: { name, windows }.
+export function showScore(windows, task, others) {
   const mean = meanReward(windows);
-  const score = mean === null ? null : scoreOf(mean, anchors);
+  const score = scoreOf(mean, task?.mean_reward_anchors);
   find("window").textContent = windows.length - 1 < 0 ? 0 : windows.length - 1;
   find("length").textContent = task?.max_steps ? ` of ${task.max_steps}` : "";
   find("mean").textContent = mean === null ? "–" : mean.toFixed(4);
   find("so_far").textContent = score === null ? "–" : score.toFixed(3);
+  find("scorebox").dataset.state = judgeScore(score);
   find("marker").hidden = score === null;
   find("marker").style.left = `${100 * (score ?? 0)}%`;
-  const apart = ghosts.map(({ name, entries }) => [name, meanReward(entries, windows.length)])
-    .filter(([, other]) => other !== null && mean !== null)
-    .map(([name, other]) => distance(mean - other, name));
+  const apart = others.map((other) => [other.name, meanReward(other.windows, windows.length)])
+    .filter(([, their]) => their !== null && mean !== null)
+    .map(([name, their]) => distance(mean - their, name));
   find("standing").textContent = apart.length ? `In the same windows: ${apart.join(", ")}.` : "";
 }
 

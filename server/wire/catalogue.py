@@ -7,10 +7,11 @@ import functools
 from typing import Any
 
 from jaxserve.errors import InputError
+from jaxserve.sim.traffic.lengths import LengthDistribution
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION
 from jaxserve.tasks.anchors import load_anchors
 from jaxserve.tasks.reward import REWARD_CONFIG
-from jaxserve.tasks.spec import task_names
+from jaxserve.tasks.spec import TaskSpec, task_names
 from server.sessions.episodes import built_in_task, task_number
 
 
@@ -59,6 +60,8 @@ def describe_task(name: str) -> dict[str, Any]:
                 "tpot_slo_ms": 1000.0 * stream.tpot_slo_s,
                 "priority": stream.priority,
                 "value": stream.value,
+                "prompt_tokens": _lengths(spec, stream.prompt),
+                "output_tokens": _lengths(spec, stream.output),
             }
             for stream in spec.streams
         ],
@@ -66,6 +69,11 @@ def describe_task(name: str) -> dict[str, Any]:
         "memory_limit_gb": spec.objective.memory_limit_gib,
         "mean_reward_anchors": scores,
     }
+
+
+def _lengths(spec: TaskSpec, lengths: LengthDistribution) -> list[int] | None:
+    """The 5th and the 95th percentile, tokens; None where a recording has its own lengths."""
+    return None if spec.trace else lengths.quantile((0.05, 0.95)).round().astype(int).tolist()
 
 
 def describe_tasks() -> list[dict[str, Any]]:

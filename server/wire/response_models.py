@@ -51,6 +51,12 @@ class Information(ResponseModel):
     reward_parts: dict[str, float]
     requests_completed: float
     requests_good: float = Field(description="completed requests that met all their objectives")
+    figures: dict[str, float] = Field(
+        description="further figures of the window, among them the requests that others rest on"
+    )
+    nothing_to_judge: list[str] = Field(
+        description="figures of the observation that rest on less than half a request"
+    )
     truncated: bool
 
 
@@ -116,8 +122,15 @@ class LogEntry(ResponseModel):
     action: PlayedAction | None = None
     observation: LoggedObservation
     metrics: dict[str, float] | None = None
+    figures: dict[str, float] | None = Field(None, description="as in the answer of a step")
     reward: float | None
     done: bool | None = None
+    driver: str | None = Field(
+        None, description="agent of the server that chose the knobs; absent where a client did"
+    )
+    reason: str | None = Field(
+        None, description="reason of a language model whose decision began with the window"
+    )
 
 
 class EpisodeLog(ResponseModel):
@@ -168,6 +181,7 @@ class PlayedColumns(ResponseModel):
     """An episode played by another agent: lists over its windows."""
 
     observation: dict[str, list[Any]]
+    figures: dict[str, list[float]]
     reward: list[float]
     action: list[PlayedAction]
 

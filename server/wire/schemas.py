@@ -26,6 +26,16 @@ LIVE, SIMULATED = "live", "simulated"
 """Modes of a server and of its responses."""
 SESSION_ID = r"^[A-Za-z0-9_-]{1,64}$"
 """Pattern of a session id."""
+_RESTS_ON = {
+    "p50_ttft_ms": "first_tokens",
+    "p99_ttft_ms": "first_tokens",
+    "p50_itl_ms": "decoding",
+    "mean_itl_ms": "decoding",
+    "slo_compliance_rate": "ended",
+    "slo_violation_rate": "ended",
+    "estimated_cost_per_1k": "good",
+}
+"""The requests of ``programs.window_figures`` that a figure of an observation rests on."""
 _NAMES = dict.fromkeys((*KNOBS, *ALIASES, "metadata")).keys()
 _OWN_NAMES = frozenset((*KNOBS, "metadata"))
 _AS_THEY_ARE = frozenset((int, float, dict))
@@ -49,11 +59,12 @@ def _knob(knob: Knob) -> Any:
     )
 
 
-def _entry(entry: Entry) -> Any:
+def _entry(name: str, entry: Entry) -> Any:
     about = f"{entry.meaning}, {entry.unit}"
+    extra: dict[str, Any] = {"rests_on": _RESTS_ON[name]} if name in _RESTS_ON else {}
     if entry.shape:
         return list[float], Field([entry.idle] * entry.shape[0], description=about)
-    return float, Field(entry.idle, ge=0, le=entry.high, description=about)
+    return float, Field(entry.idle, ge=0, le=entry.high, description=about, json_schema_extra=extra)
 
 
 _Knobs = create_model(
@@ -62,7 +73,7 @@ _Knobs = create_model(
 _Entries = create_model(
     "_Entries",
     __base__=Observation,
-    **{name: _entry(entry) for name, entry in OBSERVATION_FIELDS.items()},
+    **{name: _entry(name, entry) for name, entry in OBSERVATION_FIELDS.items()},
 )
 
 
@@ -172,8 +183,37 @@ def information(view: View) -> dict[str, Any]:
         "reward_parts": view.window.parts,
         "requests_completed": view.window.completed,
         "requests_good": view.window.good,
+        "figures": view.window.figures,
+        "nothing_to_judge": nothing_to_judge(view.window.figures),
         "truncated": view.window.done,
     } | mode
+
+
+_FEWEST = 0.5
+"""Requests, below which a share, a latency or a price says nothing."""
+
+
+def nothing_to_judge(figures: Mapping[str, float]) -> list[str]:
+    """Names of an observation's figures that rest on less than half a request.
+
+    Their numbers stay finite, and those of the simulator, for agents that were trained on them; who
+    reads them is shown nothing in their place.
+
+    Args:
+      figures: of the window; empty where they are not known, and then nothing is said.
+    """
+    return [name for name, basis in _RESTS_ON.items() if figures.get(basis, _FEWEST) < _FEWEST]
+
+
+def readable(observation: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, Any]:
+    """An observation for a language model: None where there is nothing to judge."""
+    return dict(observation) | dict.fromkeys(nothing_to_judge(figures))
+
+
+def readable_answer(view: View) -> dict[str, Any]:
+    """``step_answer`` for a language model: None where there is nothing to judge."""
+    answer = step_answer(view)
+    return answer | {"observation": readable(answer["observation"], view.window.figures)}
 
 
 def played(view: View) -> dict[str, Any]:
@@ -278,21 +318,29 @@ def _phase(view: View) -> str:
     return "quiet" if view.load < 0.75 else "busy" if view.load > 1.25 else "normal"
 
 
-def episode_log(view: View, knobs: Sequence[Knobs], windows: Sequence[Window]) -> dict[str, Any]:
+def episode_log(
+    view: View,
+    knobs: Sequence[Knobs],
+    windows: Sequence[Window],
+    choosers: Sequence[Mapping[str, str]],
+) -> dict[str, Any]:
     """A whole episode as a file, which ``POST /grader`` takes.
 
     Args:
       windows: window of the reset, then one for each action.
+      choosers: further fields of each window: who chose its knobs, and why.
     """
     entries: list[dict[str, Any]] = [{"observation": windows[0].observation, "reward": None}]
-    for action, window in zip(knobs, windows[1:], strict=True):
+    for action, window, chooser in zip(knobs, windows[1:], choosers, strict=True):
         entries.append(
             {
                 "action": action_fields(action),
                 "observation": window.observation,
                 "metrics": window.parts,
+                "figures": window.figures,
                 "reward": window.reward,
                 "done": window.done,
+                **chooser,
             }
         )
     return {

@@ -10,20 +10,23 @@ from typing import Any
 from jaxserve.spaces import DEFAULT_ACTION, OBSERVATION_BOUNDS
 
 WINDOWS = 60
+UNIX_S = 1_700_000_000.0
+"""The clock before the first window."""
 BURST = (21, 26)
 AWAY = (31, 33)
 TURNED = {11: {"batch_cap": 64}, 29: {"batch_cap": 64, "quantization_tier": 1}}
 """The knobs that hold from these windows on, where they are not at their default."""
 
 
-def write_log(path: Path) -> Path:
+def write_log(path: Path, windows: int = WINDOWS) -> Path:
     """A steady stream with one burst, one GPU that was away for a while, and knobs turned twice;
     of a task that no server knows."""
     lines: list[dict[str, Any]] = [{"kind": "header", "spec_version": 1, "task": "mine"}]
     action = dict(DEFAULT_ACTION)
-    for number in range(1, WINDOWS + 1):
+    for number in range(1, windows + 1):
         action = DEFAULT_ACTION | TURNED[number] if number in TURNED else action
         notes = {"kind": "window", "window": number, "seconds": 1.0, "reason": None}
+        notes["unix_s"] = UNIX_S + number
         lines.append(notes | {"observation": _observation(number), "action": action})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

@@ -61,6 +61,7 @@ def test_what_is_live_says_so_and_nothing_else_does(live: LocalServer) -> None:
         assert len(driven.json()["results"]) == 1
         log = http.get("/episode_log").json()
         assert log["mode"] == "live" and len(log["episode_log"]) == 3
+        assert [entry.get("driver") for entry in log["episode_log"]] == [None, None, "default"]
         refused = http.post("/grader", json=log)
         assert refused.status_code == 422 and "no simulated score" in refused.json()["error"]
         actions = {"task_id": 1, "seed": 3, "actions": [{"batch_cap": 32}]}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,19 @@ pytestmark = pytest.mark.slow
 TASK = "adversarial_multitenant"
 PLAYED = 30
 READ = """() => ['charts', 'lanes'].map((place) =>
-  [...document.querySelectorAll(`#${place} .chart`)].map(({ chart, innerText }) => ({
-    title: innerText.split('\\n')[0],
-    lines: chart.series.slice(1).map(({ label }, index) => [label, chart.data[index + 1]]),
-    colours: chart.series.slice(1).map((series) => series.stroke()),
+  [...document.querySelectorAll(`#${place} .chart`)].map((figure) => [figure, figure.chart])
+  .map(([figure, chart]) => ({
+    title: figure.querySelector('h2').firstChild.textContent,
+    unit: figure.querySelector('small')?.textContent ?? '',
+    lines: chart.series.slice(1).map(({ label }, at) => [label, chart.data[at + 1]])
+      .filter(([label]) => !/ (highest|lowest)$/.test(label)),
+    colours: chart.series.slice(1).filter(({ label }) => !/ (highest|lowest)$/.test(label))
+      .map((series) => series.stroke()),
     x: [chart.scales.x.min, chart.scales.x.max],
-    axes: chart.axes.map((axis) => axis.label ?? ''),
+    windows: chart.data[0],
     limits: chart.limits,
     marks: chart.marks,
+    marksTurns: Boolean(chart.marksTurns),
   })))"""
 # What is painted at the upper edge of a chart in the middle of each window: "burst", "away" or "".
 PAINTED = """(windows) => {
@@ -56,9 +63,14 @@ UNITS = {
     "Traffic and queue": "requests",
     "Time to first token": "ms",
     "Inter-token latency": "ms",
-    "Requests inside all their SLOs": "%",
-    "Throughput": "tokens/s",
+    "Inside all their SLOs": "%",
     "Reward": "per window",
+    "Throughput": "tokens/s",
+    "KV blocks in use": "%",
+    "Preemptions": "sequences",
+    "Draft acceptance": "%",
+    "Mean lengths": "tokens",
+    "Arrivals by priority, 0 first": "%",
     "First tokens inside SLO, by class": "%",
     "TPOT by class, its SLO dashed": "ms",
     "Memory of one GPU, peak": "GiB",
@@ -67,8 +79,9 @@ GHOSTS = {
     "Traffic and queue": ("queue", "queue_depth", 1),
     "Time to first token": ("p99", "p99_ttft_ms", 1),
     "Inter-token latency": ("mean", "mean_itl_ms", 1),
-    "Requests inside all their SLOs": ("inside", "slo_compliance_rate", 100),
     "Throughput": ("output", "throughput_tps", 1),
+    "KV blocks in use": ("in use", "kv_cache_occupancy", 100),
+    "Preemptions": ("preempted", "eviction_events", 1),
     "Memory of one GPU, peak": ("peak", "gpu_memory_used_gb", 1),
 }
 """Of a chart: the line that others have too, its field, and the factor to its unit."""
@@ -97,7 +110,8 @@ class Drawn:
         page.wait_for_function(f"document.querySelector('.chart').chart.data[1][{PLAYED}] !== null")
         page.wait_for_function(
             f"""[...document.querySelectorAll('.chart')].find(({{ innerText }}) =>
-              innerText.startsWith('TPOT')).chart.data[1][{PLAYED}] != null"""
+              innerText.startsWith('TPOT')).chart.data.slice(1)
+              .some((line) => line[{PLAYED}] != null)"""
         )
         charts, lanes = page.evaluate(READ)
         self.charts = {chart["title"]: chart for chart in charts}
@@ -130,15 +144,22 @@ def test_ghosts_are_those_who_play_the_same_seed(drawn: Drawn) -> None:
             assert lines[f"{agent} {line}"][first:] == near(expected), (title, agent)
         mine = [factor * observation[field] for observation in drawn.mine[first:]]
         assert lines[line][first:] == near(mine), title
+    inside, means = (drawn.charts[title]["lines"] for title in ("Inside all their SLOs", "Reward"))
     for agent in ("best_static", "heuristic"):
-        rewards = dict(drawn.charts["Reward"]["lines"])[f"{agent.replace('_', ' ')} reward"]
-        assert rewards[1:] == near(drawn.theirs[agent]["reward"][1 : PLAYED + 1])
+        name, theirs = agent.replace("_", " "), drawn.theirs[agent]
+        mean = sum(theirs["reward"][1 : PLAYED + 1]) / PLAYED
+        assert dict(means)[f"{name} mean so far"][PLAYED] == pytest.approx(mean, rel=1e-4)
+        good, ended = (
+            sum(theirs["figures"][f"worth_{part}"][PLAYED - 9 : PLAYED + 1])
+            for part in ("good", "ended")
+        )
+        by_worth = dict(inside)[f"{name} by worth, last 10"][PLAYED]
+        assert by_worth == pytest.approx(100 * good / ended, rel=1e-4)
 
 
 def test_axes_have_names_and_reach_to_the_end(drawn: Drawn) -> None:
     """The x axis goes over the whole episode, however little of it was played."""
-    assert {title: chart["axes"][1] for title, chart in drawn.charts.items()} == UNITS
-    assert {chart["axes"][0] for chart in drawn.charts.values()} == {"window (1 s each)"}
+    assert {title: chart["unit"] for title, chart in drawn.charts.items()} == UNITS
     every = [*drawn.charts.values(), *drawn.lanes.values()]
     assert {tuple(chart["x"]) for chart in every} == {(0, drawn.task["max_steps"])}
     assert drawn.task["max_steps"] > PLAYED
@@ -188,6 +209,7 @@ def test_marks_are_at_their_windows(browser: Any, server: LocalServer, tmp_path:
             "away": [list(operated_log.AWAY)],
         }
         assert all(chart["marks"] == marks for chart in [*charts, *lanes])
+        assert [chart["marksTurns"] for chart in charts] == [True] + [False] * (len(charts) - 1)
         windows = range(1, operated_log.WINDOWS + 1)
         painted = page.evaluate(PAINTED, list(windows))
         for kind, (first, last) in (("burst", operated_log.BURST), ("away", operated_log.AWAY)):
@@ -200,10 +222,57 @@ def test_marks_are_at_their_windows(browser: Any, server: LocalServer, tmp_path:
 
 def test_one_window_is_seen(browser: Any, server: LocalServer, tmp_path: Path) -> None:
     """A line cannot be drawn through one value: it is a dot."""
-    dots = """() => [...document.querySelectorAll('#charts .chart')].every(({ chart }) =>
-      chart.series.some((one, index) => index && one.points.show(chart, index)))"""
+    dots = """() => [...document.querySelectorAll('#charts .chart')].filter(({ chart }) =>
+      chart.series.some((one, index) => index && one.points.filter(chart, index)?.length)).length"""
     with opened(browser, server.url, tmp_path / "one.png") as page:
-        assert not page.evaluate(dots)
+        assert page.evaluate(dots) <= 1  # the queue that an episode begins with
         page.click("#step")
         wait_until_idle(page)
-        page.wait_for_function(f"({dots})()")
+        page.wait_for_function(f"({dots})() >= 8")
+
+
+def test_a_day_is_drawn_as_means_and_can_be_zoomed(
+    browser: Any, server: LocalServer, tmp_path: Path
+) -> None:
+    """A line has few points however long the log, with the least and greatest value around each;
+    dragging shows every window of a part, and the clock of the log stands below."""
+    count = 20_000
+    log = operated_log.write_log(tmp_path / "operated.jsonl", count)
+    shown = """() => document.querySelectorAll('.chart')[0].chart.data[0].length"""
+    with opened(browser, server.url, tmp_path / "long.png") as page:
+        page.click("#tab_live")
+        page.set_input_files("#log", log)
+        page.wait_for_function(f"document.getElementById('window').textContent === '{count}'")
+        page.wait_for_function(f"({shown})() > 100 && ({shown})() <= 400")
+        edges = """() => { const { chart } = document.querySelectorAll('.chart')[0];
+          const of = (label) => chart.data[chart.series.findIndex((one) => one.label === label)];
+          return [' lowest', '', ' highest'].map((edge) => of('arrivals /s' + edge)); }"""
+        lows, means, highs = page.evaluate(edges)
+        assert all(low <= mean <= high for low, mean, high in zip(lows, means, highs, strict=True))
+        assert max(highs) == 40.0 and min(lows) == 10.0 < max(means) < 40.0
+        box = page.locator("#charts .u-over").first.bounding_box()
+        for part in (0.1, 0.01):  # of all windows that are shown then
+            page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 20)
+            page.mouse.down()
+            page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 30, steps=4)
+            page.mouse.up()
+            width = "(({ max, min }) => max - min)(document.querySelector('.chart').chart.scales.x)"
+            page.wait_for_function(f"{width} < {1.1 * part * count}")
+        assert page.input_value("#range") == "zoom"
+        charts, lanes = page.evaluate(READ)
+        for chart in (*charts, *lanes):
+            low, high = chart["x"]
+            assert 0.54 * count < low < high < 0.57 * count
+            assert chart["windows"] == list(range(int(low), int(high) + 1))
+        assert page.locator("#range option:checked").inner_text() == "zoomed"
+        page.locator("#charts .u-over").first.hover(position={"x": 100, "y": 20})
+        second = datetime.fromtimestamp(operated_log.UNIX_S + low).minute
+        assert re.search(
+            rf":(?:{second:02}|{(second + 1) % 60:02}):\d\d", page.inner_text("#cursor")
+        )
+        page.mouse.dblclick(box["x"] + 50, box["y"] + 20)
+        page.wait_for_function(
+            f"({shown})() > 100 && document.getElementById('range').value === 'all'"
+        )
+        page.select_option("#range", "200")
+        page.wait_for_function(f"({shown})() === 201")

@@ -92,7 +92,7 @@ def test_a_session_on_an_engine_is_followed(
         assert page.inner_text("#so_far") == NOTHING and page.is_hidden("#score")
         # Its classes have objectives, and nothing says what each of them got.
         head = page.locator("#classes tr").first.inner_text()
-        assert head.split() == ["class", "TTFT", "SLO", "TPOT", "SLO"]
+        assert head.split() == ["class", "worth", "TTFT", "SLO", "TPOT", "SLO"]
         assert page.locator("#charts .chart", has_text="by class").count() == 0
         assert page.inner_text("#about").startswith("Chat traffic with log-normal prompts")
         page.goto(f"{live.url}/dashboard/#{step['session_id']}")

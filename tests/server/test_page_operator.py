@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 def test_a_language_model_drives_and_says_why(
     browser: Any, modelled: LocalServer, model: Model, tmp_path: Path
 ) -> None:
-    """Its knobs are held, its reasons are listed, and its budget ends its drive with a sentence."""
+    """Its knobs are held, its reasons are listed, also after a reload, and its budget ends its
+    drive with a sentence."""
     model.answers = [
         json.dumps({"reason": "The queue grows.", **DEFAULT_ACTION, "batch_cap": cap})
         for cap in (64, 96, 128)
@@ -39,6 +40,9 @@ def test_a_language_model_drives_and_says_why(
         for cap in ("64 \u2192 96", "96 \u2192 128"):
             assert any(f"language model: batch cap {cap}" in event for event in events)
         assert all("The queue grows." in event for event in events if "batch cap" in event)
+        page.reload()
+        wait_until_idle(page)
+        assert page.locator("#happened li").all_inner_texts() == events
 
 
 def test_the_tab_of_openenv_has_the_whole_window(

@@ -14,6 +14,7 @@ from server.players.model_settings import ModelSettings
 from server.players.playing import InProcess, play_model
 from server.sessions.programs import knobs_of
 from server.wire.catalogue import describe_task
+from server.wire.schemas import readable
 from tests.server.players.stub_model import GOOD, KEY, Model
 
 LAST = knobs_of(DEFAULT_ACTION)
@@ -59,6 +60,20 @@ def test_a_wrong_answer_is_repaired_once(model: Model, wrong: str) -> None:
     model.answers = [wrong]
     assert decide(player) == LAST
     assert len(model.asked) == 4
+
+
+def test_what_rests_on_no_request_is_not_shown(model: Model) -> None:
+    """A model is told so instead of a number, and reads no billionth of a request."""
+    game = InProcess("azure_code", 42, "test")
+    quiet = game.step(LAST)
+    while quiet.observation["request_arrival_rate"] > 0.0 or quiet.figures["ended"] > 1e-3:
+        quiet = game.step(LAST)
+    window = readable(quiet.observation, quiet.figures) | {"reward": quiet.reward}
+    agent(model).decide(describe_task("azure_code"), [window], LAST)
+    (shown,) = json.loads(model.asked[0]["messages"][1]["content"])["last_windows"]
+    assert shown["slo_compliance_rate"] is None and shown["p99_ttft_ms"] is None
+    numbers = [value for value in shown.values() if value is not None]
+    assert all(value == 0.0 or abs(value) >= 1e-4 for value in numbers)
 
 
 def test_a_busy_server_is_asked_again(model: Model) -> None:

@@ -34,6 +34,7 @@ def test_fastmcps_client_plays(server: LocalServer) -> None:
             begun = (await client.call_tool("reset", {"task_id": 1, "seed": 3})).data
             own = {"session_id": begun["session_id"]}
             stepped = (await client.call_tool("step", own | {"action": {"batch_cap": 64}})).data
+            assert begun["observation"]["p99_ttft_ms"] is None  # nothing has been served
             assert stepped["info"]["step"] == 1
             with pytest.raises(ToolError) as error:
                 await client.call_tool("step", own | {"action": {"batch_cap": 0}})

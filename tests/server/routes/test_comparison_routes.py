@@ -32,11 +32,13 @@ def test_a_yardstick_is_what_the_agent_plays(http: httpx.Client) -> None:
         for name, column in columns["observation"].items():
             assert len(column) == 201
             assert column[WINDOWS] == played[-1]["observation"][name]
+        for name, column in columns["figures"].items():
+            assert column[WINDOWS] == played[-1]["info"]["figures"][name]
 
 
 @pytest.mark.parametrize("task", ["bursty_workload", "trace_replay"])
 def test_classes_add_up_to_the_windows(http: httpx.Client, task: str) -> None:
-    """All requests are of some class, and a session is as it was before."""
+    """All requests are of some class, in a step's figures as well; the session stays as it is."""
     session = begin(http, task)
     played = post(http, "/agent", session_id=session, agent="best_static", windows=WINDOWS)
     found = http.get("/classes", params={"session_id": session}).json()
@@ -50,6 +52,12 @@ def test_classes_add_up_to_the_windows(http: httpx.Client, task: str) -> None:
     infos = [window["info"] for window in played["results"]]
     good = [info["requests_good"] for info in infos]
     assert total("good") == pytest.approx(good, rel=1e-3, abs=1e-3)
+    for figure in ("first_tokens", "ttft_met", "ended", "good"):
+        shown = [info["figures"][figure] for info in infos]
+        assert total(figure) == pytest.approx(shown, rel=1e-3, abs=1e-3), figure
+    worth = sum(one["value"] * np.array(one["ended"]) for one in found["classes"])
+    shown = [info["figures"]["worth_ended"] for info in infos]
+    assert worth == pytest.approx(shown, rel=1e-3, abs=1e-3)
     waiting = [window["observation"]["queue_depth"] for window in played["results"]]
     assert total("waiting") == pytest.approx(waiting, rel=1e-3, abs=1e-3)
     assert (total("ttft_met") <= total("first_tokens") + 1e-3).all()

@@ -15,7 +15,7 @@ from tests.server.routes.episode_calls import post
 
 @pytest.mark.slow
 def test_who_played_is_said_beside_the_grade(start_server: StartServer) -> None:
-    """Of this episode only, whichever of the server's own agents it was."""
+    """Of this episode only, whichever of the server's own agents it was; the log has reasons."""
     with closing(Model()) as model:
         server = start_server(
             OPENAI_API_KEY="sk-of-the-test", API_BASE_URL=model.url, JAXSERVE_MODEL_TOKENS="1000"
@@ -32,6 +32,12 @@ def test_who_played_is_said_beside_the_grade(start_server: StartServer) -> None:
             post(http, "/operator", session_id=session_id, windows=3)
             graded = post(http, "/grader", session_id=session_id)
             assert (graded["steps"], graded["windows_driven"]) == (7, 5)
+            log = http.get("/episode_log", params={"session_id": session_id}).json()
+            entries = log["episode_log"]
+            driven = ["default"] * 2 + ["language_model"] * 3
+            assert [entry.get("driver") for entry in entries] == [None] * 3 + driven
+            assert [entry.get("reason") for entry in entries] == [None] * 5 + ["calm", None, None]
+            assert post(http, "/grader", **log)["verified"] is True
             assert graded["episode_number"] == begun["info"]["episode_number"]
             again = {"session_id": session_id, "episode_id": begun["info"]["episode_id"]}
             post(http, "/reset", task_id="static_workload", seed=3, **again)

@@ -13,7 +13,7 @@ from server.sessions.episodes import parse_episode
 from server.sessions.programs import Knobs
 from server.sessions.session import BatchView, Session, new_session
 from server.sessions.sessions import Sessions
-from server.sessions.store import open_store
+from server.sessions.store import LoggedDecision, open_store
 from tests.server.actions import random_knobs
 from tests.server.synchronous_sessions import begun, present
 
@@ -106,7 +106,8 @@ def test_a_replay_is_exact(tmp_path: Path, task: str) -> None:
         chosen = dice.permutation(names)[:count].tolist()
         actions = [random_knobs(dice) for _ in chosen]
         together(played, chosen, actions)
-        played.step(played.find(chosen[0]), actions[-1], driven=count < 9)
+        agent = LoggedDecision("ppo") if count < 9 else None
+        played.step(played.find(chosen[0]), actions[-1], agent)
         played.commit()
     again = Sessions(open_store(path), live=200, idle_s=100.0, default_session=False)
     for before, after in zip(played.find_many(names), found(again, names), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -9,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,13 @@ from server.sessions import store as store_module
 from server.sessions.session import DefaultSession
 from server.sessions.store import (
     REQUEST_OF,
+    LoggedDecision,
     LoggedStep,
     MovedSession,
     NewNote,
     NewStep,
     Record,
+    decision_key,
     open_store,
 )
 from tests.server.sessions.log_entries import STEP, begin, step
@@ -337,3 +341,22 @@ def test_memory_is_a_log_too() -> None:
     assert store.fault() is None
     store.commit([begin()])
     assert not os.path.exists(IN_MEMORY)
+
+
+def test_decisions_are_kept_as_long_as_their_episode(tmp_path: Path) -> None:
+    """By window, apart from those of other episodes, and gone with an expired session."""
+    store = open_store(str(tmp_path / "log"))
+    largest = 2**62
+    made = {0: LoggedDecision("ppo"), 12: LoggedDecision("language_model", "The queue grows.")}
+
+    def notes(episode: int) -> list[Record]:
+        key = partial(decision_key, episode)
+        return [NewNote(key(n), json.dumps(one._asdict())) for n, one in made.items()]
+
+    store.commit([begin("old", largest), *notes(largest), begin("new", 3), *notes(3)])
+    assert store.decisions(largest) == store.decisions(3) == made
+    assert store.decisions(2) == store.decisions(largest - 1) == {}
+    time.sleep(0.02)
+    store.commit([step(0, "new", 3)])
+    assert store.expire(0.01) == 1
+    assert (store.decisions(largest), store.decisions(3)) == ({}, made)

@@ -16,3 +16,6 @@ export function colour(name) {
   }
   return known.get(name);
 }
+
+// A colour that lets others through.
+export const faded = (rgb) => rgb.replace(/^rgb\((.*)\)$/, "rgba($1, 0.2)");
