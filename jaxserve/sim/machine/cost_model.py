@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.fields import Tier
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_constants import dense_constants, served_constants
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel
@@ -177,44 +176,6 @@ class CostModel:
         if isinstance(gpu, ServedGpu) and isinstance(model, LargeModel):
             constants |= served_constants(constants, gpu, model, tp)
         return cls(**constants)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form that ``from_dict`` reads back exactly."""
-        data = dataclasses.asdict(self)
-        if self.beyond is not None and self.beyond.mixers is None:
-            del data["beyond"]["mixers"]
-        absent = [name for name in _OPTIONAL if not data[name]]
-        return {name: value for name, value in data.items() if name not in absent}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "CostModel":
-        """Inverse of ``to_dict``, also after a round trip through JSON.
-
-        Raises:
-          InputError: a field is missing, unknown, or not a finite non-negative number; an exponent
-            or the draft's depth is 0.
-        """
-        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
-        fields = checks.JsonObject(data, "cost_model", kinds)
-        values: dict[str, Any] = {}
-        for name, kind in kinds.items():
-            if name == "beyond":
-                if name in fields:
-                    values[name] = Beyond.from_dict(fields.inside(name))
-            elif kind is str:
-                values[name] = fields.text(name)
-            elif kind is int:
-                values[name] = fields.whole(name, 1)
-            elif kind is float and name not in _OPTIONAL:
-                values[name] = fields.number(name, 0)
-            elif kind is float:
-                values[name] = fields.number(name, 0, default=0.0)
-            else:
-                values[name] = fields.numbers(name, len(Tier), 0)
-        for name in _DIVISORS:
-            if 0 in np.ravel(values[name]):
-                checks.refuse(fields.name(name), values[name], "above 0")
-        return cls(**values)
 
     def linear_s(self, tokens: ArrayLike, tier: int = 0) -> np.ndarray:
         """t_lin of ``tokens`` (any shape) in the body, with elementwise kernels and all-reduces."""
@@ -496,11 +457,6 @@ class CostModel:
         eager = np.where(decode_tokens + chunk > captured, np.maximum(iterations - 1, 0), 0)
         eager = eager + (decode_tokens + last > captured)
         return np.maximum(total_s, eager * least_s)
-
-
-_OPTIONAL = ("beyond", "mixed_share", "mixed_s_per_sequence")
-"""Terms that a table leaves out where it has none."""
-_DIVISORS = ("linear_p", "attention_q", "draft_flat_depth")
 
 
 def _longer(constants: CostModel | Beyond | OtherMixers, factor: float) -> dict[str, Any]:

@@ -12,15 +12,12 @@ launches its kernels one by one.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxserve import checks
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.collectives import AllReduce
 from jaxserve.sim.machine.hardware import LlmModel
@@ -139,33 +136,6 @@ class Beyond:
             total_s = total_s + self.expert_constant_s + (read_s**p + arithmetic_s**p) ** (1 / p)
         return total_s
 
-    @classmethod
-    def from_dict(cls, fields: checks.JsonObject) -> Beyond:
-        """Inverse of ``to_dict``, also after a round trip through JSON.
-
-        Raises:
-          InputError: a field is missing or not a finite non-negative number; an exponent is 0.
-        """
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            if field.name == "collectives":
-                name = fields.name("collectives")
-                values["collectives"] = tuple(
-                    _line(name, line) for line in fields.entries("collectives")
-                )
-            elif field.name == "mixers":
-                if field.name in fields:
-                    values[field.name] = OtherMixers.from_dict(fields.inside(field.name))
-            elif field.type == "float":
-                known = field.default is not dataclasses.MISSING
-                default = field.default if known else checks.MISSING
-                values[field.name] = fields.number(field.name, 0, default=default)
-            else:
-                values[field.name] = fields.numbers(field.name, 3, 0)
-        if 0 in values["expert_p"]:
-            checks.refuse(fields.name("expert_p"), values["expert_p"], "above 0")
-        return cls(**values)
-
 
 def _collectives(
     gpu: ServedGpu, model: LargeModel, tensor_parallel: int
@@ -193,13 +163,6 @@ def _all_reduces(
         (0.0 if largest == float("inf") else largest / share, count * fixed_s, count * each * share)
         for largest, fixed_s, each in lines
     )
-
-
-def _line(name: str, line: Any) -> tuple[float, float, float]:
-    if not isinstance(line, list | tuple) or len(line) != 3:
-        checks.refuse(name, line, "lines of three numbers")
-    first, second, third = (checks.number(name, value, 0) for value in line)
-    return first, second, third
 
 
 def by_tier(values: Iterable[float]) -> tuple[float, float, float]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jaxserve.datafiles import load_json
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.cost_json import cost_from_dict, cost_to_dict
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens, weights_bytes
@@ -173,7 +174,7 @@ def test_cost_models_read_back() -> None:
     """Through JSON, with and without terms of a stack."""
     for model, count in (("gpt-oss-120b", 1), ("deepseek-v3", 8), ("llama-3.1-8b", 2)):
         cost = _cost(model, count, formats=("bf16", "fp8", "int4"))
-        assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+        assert cost_from_dict(json.loads(json.dumps(cost_to_dict(cost)))) == cost
 
 
 def test_what_is_not_there_is_refused() -> None:
