@@ -161,7 +161,8 @@ class CostModel:
             one kind of link joins.
         """
         tp = tensor_parallel
-        if tp < 1 or model.heads % tp:
+        apart = isinstance(model, LargeModel) and model.attention_data_parallel
+        if tp < 1 or (model.heads % tp and not apart):
             allowed = f"a positive divisor of the {model.heads} heads of {model.name}"
             checks.refuse("tensor_parallel", tp, allowed)
         if tp > gpu.link_gpus:
@@ -204,6 +205,9 @@ class CostModel:
         """
         seqs, kv_tokens = np.asarray(seqs, np.float64), np.asarray(kv_tokens, np.float64)
         q, beyond = self.attention_q, self.beyond
+        if beyond is not None:
+            fullest = beyond.fullest(seqs)
+            seqs, kv_tokens = fullest * seqs, fullest * kv_tokens
         schedule_s = self.attention_base_s + self.attention_s_per_sequence * seqs
 
         def kernel_s(read_s: np.ndarray) -> np.ndarray:
@@ -255,15 +259,24 @@ class CostModel:
         seqs: ArrayLike,
         kv_tokens: ArrayLike,
         prompt_tokens: ArrayLike = 0.0,
+        tier: int = 0,
     ) -> np.ndarray:
-        """EAGLE draft of ``depth`` tokens per sequence; 0 at depth 0.
+        """Draft of ``depth`` tokens per sequence; 0 at depth 0.
 
-        Every verified or prefilled token runs through the draft's one layer. The fixed part was
-        measured as one constant for the depths in use; deeper drafts are extrapolated by their
-        sequential passes, which can not be free.
+        Every verified or prefilled token runs through the layer of an EAGLE draft. Its fixed part
+        was measured as one constant for the depths in use; deeper drafts are extrapolated by their
+        sequential passes, which can not be free. A model that drafts with layers of its own passes
+        through them once for each token of the depth, first with every verified or prefilled
+        token, then with one of each sequence; the head follows every pass.
         """
-        depth = np.asarray(depth, np.float64)
-        tokens = np.asarray(seqs, np.float64) * (depth + 1) + np.asarray(prompt_tokens, np.float64)
+        depth, seqs = np.asarray(depth, np.float64), np.asarray(seqs, np.float64)
+        tokens = seqs * (depth + 1) + np.asarray(prompt_tokens, np.float64)
+        if self.beyond is not None and self.beyond.drafting_layers:
+            share = self.beyond.drafting_layers / self.layers
+            head_s = self.head_s(seqs) + self.beyond.draft_pass_s
+            pass_s = head_s + share * self.decode_attention_s(seqs, kv_tokens)
+            layer_s = self.linear_s(tokens, tier) + (depth - 1) * self.linear_s(seqs, tier)
+            return np.where((depth > 0) & (tokens > 0), depth * pass_s + share * layer_s, 0.0)
         draft_s = (
             self.draft_fixed_s * np.maximum(1.0, depth / self.draft_flat_depth)
             + self.draft_s_per_token * tokens
@@ -293,7 +306,8 @@ class CostModel:
           tier: quantisation tier of the weights.
         """
         if self.beyond is not None:
-            return self._iteration_beyond_s(decode_seqs, kv_tokens, chunks, speculation_depth, tier)
+            work = (decode_seqs, kv_tokens, chunks, speculation_depth, tier)
+            return self._iteration_beyond_s(*work)
         decode_tokens = decode_seqs * (speculation_depth + 1)
         prompt_tokens, pairs = 0, 0.0
         for chunk, prefix in chunks:
@@ -347,7 +361,12 @@ class CostModel:
         depth: int,
         tier: int,
     ) -> float:
-        """``iteration_s`` from the methods of single kernels, with the terms of ``beyond``."""
+        """``iteration_s`` from the methods of single kernels, with the terms of ``beyond``. Where
+        prompts have iterations of their own, the time of both, without the second one's host time,
+        which the first one hides."""
+        if self.beyond is not None and self.beyond.prefill_first and decode_seqs and chunks:
+            prompts_s = self._iteration_beyond_s(0, 0.0, chunks, depth, tier) - self.host_s
+            return prompts_s + self._iteration_beyond_s(decode_seqs, kv_tokens, (), depth, tier)
         decode_tokens = decode_seqs * (depth + 1)
         prompt_tokens = sum(chunk for chunk, _ in chunks)
         tokens = decode_tokens + prompt_tokens
@@ -358,7 +377,7 @@ class CostModel:
             + self.linear_s(tokens, tier)
             + self.head_s(decode_tokens + len(chunks))
             + self.decode_attention_s(decode_seqs, kv_tokens)
-            + self.draft_s(depth, decode_seqs, kv_tokens, prompt_tokens)
+            + self.draft_s(depth, decode_seqs, kv_tokens, prompt_tokens, tier)
         )
         if prompt_tokens:
             total_s += self.layers * self.prefill_constant_s
@@ -381,7 +400,7 @@ class CostModel:
             + self.linear_s(tokens, tier)
             + self.head_s(tokens)
             + self.decode_attention_s(batch, kv_tokens)
-            + self.draft_s(depth, batch, kv_tokens)
+            + self.draft_s(depth, batch, kv_tokens, 0.0, tier)
         )
         if self.beyond is not None:
             total_s = total_s + self.beyond.sequence_s * batch
@@ -409,7 +428,8 @@ class CostModel:
 
         The sum over the prompt's chunks of t(batch + chunk) - t(batch): what prefill steals from
         decoding. The batch's context cancels, except in what mixed iterations take longer or at
-        least: there it is as long as the prompt, as ``itl_ms`` of a table has it. A chunk gets what
+        least: there it is as long as the prompt, as ``itl_ms`` of a table has it. Where prompts have
+        iterations of their own, decoding pauses for them, and their host time is hidden. A chunk gets what
         the verified tokens leave of the budget, at least ``MIN_CHUNK_SHARE`` of it. Arguments
         broadcast.
 
@@ -423,6 +443,9 @@ class CostModel:
         batch, prompt_tokens, depth = np.broadcast_arrays(
             *(np.asarray(x, np.float64) for x in (batch, prompt_tokens, depth))
         )
+        if self.beyond is not None and self.beyond.prefill_first and np.any(batch > 0):
+            alone_s = self.prefill_added_s(0, prompt_tokens, depth, tier, token_budget)
+            return np.where(batch > 0, np.maximum(alone_s - self.host_s, 0.0), alone_s)
         decode_tokens = batch * (depth + 1)
         chunk = np.maximum(token_budget - decode_tokens, MIN_CHUNK_SHARE * token_budget)
         chunk = np.minimum(chunk, prompt_tokens)

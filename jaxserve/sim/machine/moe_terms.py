@@ -62,6 +62,14 @@ class Beyond:
     """most tokens of an iteration with prompt tokens that is a recorded graph."""
     sequence_s: float = 0.0
     """seconds for each sequence that an iteration gives a token."""
+    ranks: float = 1.0
+    """GPUs with sequences of their own; the one with most of them ends the attention of all."""
+    prefill_first: float = 0.0
+    """1 where prompts have iterations of their own, for which running sequences wait; else 0."""
+    drafting_layers: float = 0.0
+    """layers of the model's own kind that draft; 0 where an EAGLE draft does."""
+    draft_pass_s: float = 0.0
+    """seconds outside the kernels of each pass through them."""
     mixers: OtherMixers | None = None
     """layers with states and indexers; None without."""
 
@@ -94,6 +102,10 @@ class Beyond:
             + gpu.engine.eager_expert_layer_s * model.expert_layers,
             captured_tokens=gpu.engine.captured_tokens,
             sequence_s=gpu.engine.sequence_s / pp,
+            ranks=float(tp) if model.attention_data_parallel else 1.0,
+            prefill_first=float(gpu.engine.prefill_first),
+            drafting_layers=float(model.drafting_layers),
+            draft_pass_s=gpu.engine.draft_pass_s if model.drafting_layers else 0.0,
             mixers=OtherMixers.of(gpu, model, tp),
         )
 
@@ -102,7 +114,7 @@ class Beyond:
         """Whether collectives are the only terms that add anything."""
         engine_s = self.eager_s + self.sequence_s
         mixers = self.window_layers or self.mixers is not None
-        return self.missed_share == 1 and not mixers and not engine_s
+        return self.missed_share == 1 and not (mixers or engine_s or self.prefill_first)
 
     @classmethod
     def of_links(cls, all_reduce: AllReduce, model: LlmModel, tensor_parallel: int) -> Beyond:
@@ -120,6 +132,11 @@ class Beyond:
             window_tokens=0.0,
             eager_s=0.0,
         )
+
+    def fullest(self, sequences: np.ndarray) -> np.ndarray:
+        """Sequences of the fullest GPU with its own, relative to the mean of all; 1 without."""
+        even = np.ceil(sequences / self.ranks) * self.ranks
+        return np.where((self.ranks > 1) & (sequences > 0), even / np.maximum(sequences, 1e-9), 1.0)
 
     def linear_s(self, tokens: ArrayLike, tier: int) -> np.ndarray:
         """Seconds of collectives and experts of ``tokens`` (any shape)."""
@@ -143,7 +160,10 @@ def _collectives(
     if tensor_parallel == 1:
         return ((0.0, 0.0, 0.0),)
     if model.attention_data_parallel:
-        sent = _SENT_BYTES * model.hidden * (model.experts.per_token if model.experts else 1)
+        # A token is sent once to every GPU that has some of its experts.
+        chosen = model.experts.per_token if model.experts else 1
+        reached = tensor_parallel * (1 - (1 - 1 / tensor_parallel) ** chosen)
+        sent = _SENT_BYTES * model.hidden * reached
         away = (tensor_parallel - 1) / tensor_parallel**2
         rate = gpu.all_reduce.ring_bytes_per_s
         fixed_s = _EXCHANGES * model.expert_layers * gpu.all_reduce.two_shot_s

@@ -82,6 +82,8 @@ class EngineTimes:
     a sequence whose drafts are verified counts once."""
     expert_layer_s: float
     """seconds per layer of experts outside their products: routing, permutation, their sum."""
+    draft_pass_s: float
+    """seconds outside the kernels of each pass through layers that draft."""
     captured_tokens: float
     """most tokens of an iteration with prompt tokens whose kernels the engine replays as a recorded
     graph; 0 where it records graphs of decoding alone."""
@@ -136,6 +138,7 @@ def load_engine(name: str, version: str | None = None) -> EngineTimes:
         host_s=item.number("host_s", 0),
         sequence_s=item.number("sequence_s", 0),
         expert_layer_s=item.number("expert_layer_s", 0),
+        draft_pass_s=item.number("draft_pass_s", 0),
         captured_tokens=item.number("captured_tokens", 0),
         eager_layer_s=item.number("eager_layer_s", 0),
         eager_expert_layer_s=item.number("eager_expert_layer_s", 0),

@@ -168,6 +168,7 @@ def _engine_constants(item: dict[str, Any], engine: str, versions: list[str]) ->
         field=item["field"],
         centre=item["centre"],
         engine=engine,
+        model=item.get("model"),
         experts=_EXPERTS[item["servers"]],
         without=tuple(v for v in versions if not _shipped_time(engine, v, item["field"])),
     )
@@ -257,8 +258,7 @@ class Prediction:
                 gpu = constant.put(gpu, value)
         return self._loop(server).tpot_s(
             CostModel.of(gpu, model, server[2]),
-            prefill_first=gpu.engine.prefill_first,
-            kv_tokens=_kv_tokens(gpu, model, server[2]),
+            kv_tokens=kv_pool_tokens(gpu, model, server[2]),
             reserves=gpu.engine.name == "trtllm",
             accepted=accepted,
         )
@@ -275,12 +275,12 @@ class Prediction:
         for server, places in self._groups.items():
             gpu, model = shipped(server[0], server[1], known_version(server[3]))
             cost = CostModel.of(gpu, model, server[2])
-            kv_tokens = _kv_tokens(gpu, model, server[2])
+            kv_tokens = kv_pool_tokens(gpu, model, server[2])
             result[places] = self._loop(server).through_table_s(cost, kv_tokens)
         return result
 
 
-def _kv_tokens(gpu: ServedGpu, model: LargeModel, gpus: int) -> float:
+def kv_pool_tokens(gpu: ServedGpu, model: LargeModel, gpus: int) -> float:
     """Tokens that the KV pool of a measured server holds."""
     left = gpu.memory_bytes - weights_bytes(model, 0, gpus)
     return KV_SHARE * left / kv_bytes_per_token(model, False, gpus)
