@@ -29,11 +29,20 @@ GPUS = {
     "b200": "b200-sxm-180gb",
     "gb200": "gb200-nvl72-186gb",
 }
+TRTLLM = {
+    "0.7.0.post2": "1.2.0rc3",
+    "0.8.1.post1": "1.2.0rc6.post1",
+    "0.8.1.post2": "1.2.0rc6.post2",
+    "0.8.1.post3": "1.2.0rc6.post3",
+}
+"""TensorRT-LLM in the images of Dynamo, from the support matrix of ai-dynamo/dynamo (that of
+0.7.0.post1 for post2)."""
 NODE_GPUS = 4  # of the GB200, whose first recipes name nodes in place of GPUs
 SGLANG_DRAFTS = 2  # speculative-num-steps of the recipes in NVIDIA/srt-slurm, one excepted
-COLUMNS = (
-    "since until model gpu engine weights version prompt output concurrency drafts prefill decode"
-).split()
+COLUMNS = [
+    *("since", "until", "model", "gpu", "engine", "weights", "version"),
+    *("prompt", "output", "concurrency", "drafts", "prefill", "decode"),
+]
 """prefill and decode: workers, tensor_parallel as named, GPUs of a worker, whether each of them
 attends for sequences of its own, and most sequences of each rank (null where not named)."""
 
@@ -98,7 +107,6 @@ def main() -> None:
 
     named = ["--reverse", "--date=short", "--format=%h %cd", f"--since={FIRST}", f"--until={LAST}"]
     known: dict[tuple[Any, ...], list[str | None]] = {}
-    last = ""
     for line in git("log", *named, "HEAD", "--", CONFIG).splitlines():
         commit, day = line.split()
         try:
@@ -106,18 +114,16 @@ def main() -> None:
         except yaml.YAMLError:
             continue  # a commit that was mended by the next
         for entry in found:
-            known.setdefault(entry, [day, day])[1] = day
+            known.setdefault(entry, [day, None])[1] = None
         for entry, days in known.items():
-            if entry not in found and days[1] == last:
-                days[1] = day  # taken away on this day
-        last = day
-    for days in known.values():
-        days[1] = None if days[1] == last else days[1]
+            if entry not in found and days[1] is None:
+                days[1] = day
     rows = sorted(([*days, *entry] for entry, days in known.items()), key=json.dumps)
     about = {
-        "source": "search spaces in .github/configs/nvidia-master.yaml of SemiAnalysisAI/InferenceX "
-        "(Apache-2.0), by scripts/make_disaggregated_recipes.py; drafts of SGLang from the recipes "
+        "source": f"search spaces in {CONFIG} of SemiAnalysisAI/InferenceX (Apache-2.0), by "
+        "scripts/make_disaggregated_recipes.py; drafts of SGLang from the recipes "
         "in NVIDIA/srt-slurm (Apache-2.0)",
+        "trtllm": TRTLLM,
         "columns": COLUMNS,
     }
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)

@@ -135,6 +135,8 @@ class LargeModel(LlmModel):
     """groups of GPUs that share the layers among them."""
     attention_data_parallel: bool = False
     """each GPU of a group attends for sequences of its own, with all of the attention's weights."""
+    expert_parallel: bool = False
+    """each GPU of a group has some experts whole, as it has where it attends apart."""
 
     @property
     def attention_parameters(self) -> int:

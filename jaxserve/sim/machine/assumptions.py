@@ -12,12 +12,14 @@ from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.formats import rest_of
 from jaxserve.sim.machine.hardware import gpu_data
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.machine.stack import Stack
+from jaxserve.sim.machine.stack import Stack, served_products
 
 _ASSUMED = re.compile(r"assumption[^:;]*: (.+)")
 
 
-def assumed_times(gpu: str | None, model: str, stack: Stack | None, tiers: Iterable[int]) -> list[str]:
+def assumed_times(
+    gpu: str | None, model: str, stack: Stack | None, tiers: Iterable[int]
+) -> list[str]:
     """Sentences, one for each kind of kernel in these tiers whose times are assumed.
 
     A latency table may know a GPU or a model that no file describes; of these nothing is said.
@@ -56,8 +58,9 @@ def _served(
     experts = isinstance(model, LargeModel) and model.experts is not None
     for name in (stack.formats[tier] for tier in tiers):
         body = rest_of(name) if experts else name
-        yield f"{body} products", served.inside("formats").inside(body)
+        yield f"{body} products", served_products(served, "formats", stack.engine).inside(body)
         if experts:
-            yield f"{name} experts", served.inside("experts").inside(name)
+            products = served_products(served, "experts", stack.engine)
+            yield f"{name} experts", products.inside(name)
     if isinstance(model, LargeModel) and model.latent is not None:
         yield "decoding with latent attention", served.inside("latent")

@@ -15,6 +15,7 @@ from jaxserve.sim.machine.other_mixers import OtherMixers
 
 _OPTIONAL = ("beyond", "mixed_share", "mixed_s_per_sequence")
 """Terms that a table leaves out where it has none."""
+_NEWEST = "expert_move_s_per_token"
 _DIVISORS = ("linear_p", "attention_q", "draft_flat_depth")
 
 
@@ -72,6 +73,8 @@ def _beyond(fields: checks.JsonObject) -> Beyond:
             known = field.default is not dataclasses.MISSING
             default = field.default if known else checks.MISSING
             values[field.name] = fields.number(field.name, 0, default=default)
+        elif field.name == _NEWEST and field.name not in fields:  # of tables before it was known
+            values[field.name] = (0.0, 0.0, 0.0)
         else:
             values[field.name] = fields.numbers(field.name, len(Tier), 0)
     if 0 in values["expert_p"]:

@@ -428,10 +428,10 @@ class CostModel:
 
         The sum over the prompt's chunks of t(batch + chunk) - t(batch): what prefill steals from
         decoding. The batch's context cancels, except in what mixed iterations take longer or at
-        least: there it is as long as the prompt, as ``itl_ms`` of a table has it. Where prompts have
-        iterations of their own, decoding pauses for them, and their host time is hidden. A chunk gets what
-        the verified tokens leave of the budget, at least ``MIN_CHUNK_SHARE`` of it. Arguments
-        broadcast.
+        least: there it is as long as the prompt, as ``itl_ms`` of a table has it. Where prompts
+        have iterations of their own, decoding pauses for them, and their host time is hidden. A
+        chunk gets what the verified tokens leave of the budget, at least ``MIN_CHUNK_SHARE`` of it.
+        Arguments broadcast.
 
         Args:
           batch: decoding sequences of the GPU.

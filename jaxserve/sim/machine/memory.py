@@ -39,8 +39,8 @@ def weights_bytes(model: LlmModel, tier: int, tensor_parallel: int = 1) -> float
 
 
 def draft_bytes(model: LlmModel, tensor_parallel: int = 1) -> float:
-    """Weights of a draft, which shares the target's embedding and head: EAGLE's in bf16, the model's
-    own drafting layers in the format of tier 0."""
+    """Weights of a draft, which shares the target's embedding and head: EAGLE's in bf16, the
+    model's own drafting layers in the format of tier 0."""
     if isinstance(model, LargeModel) and model.drafting_layers:
         stored = model.body_parameters * model.body_stored_bytes[0]
         stored += model.expert_parameters * model.expert_stored_bytes[0]

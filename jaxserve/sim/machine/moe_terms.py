@@ -1,11 +1,12 @@
 """Terms of an iteration that a dense model on one GPU has none of: collectives, experts, windows.
 
     t_all-reduce = sublayers (fixed + bytes / rate of the algorithm that their size chooses)
-    t_experts    = Le c + [(touched(m) We)^p + (m ae)^p]^(1/p)
+    t_experts    = Le c + [(touched(m) We)^p + (m ae)^p]^(1/p) + m k h v / BW
     touched(m)   = 1 - (1 - k / E)^(m^z)
 
 m are the tokens of the iteration, Le the layers with E experts of which a token runs through k, We
-the seconds to read all of their weights, ae the arithmetic of a token in its k. An iteration that
+the seconds to read all of their weights, ae the arithmetic of a token in its k, each of which moves
+v bytes for each of the h numbers of the token's row. An iteration that
 has prompt tokens, and more tokens than recorded graphs cover, takes ``eager_s`` at least: the host
 launches its kernels one by one.
 """
@@ -45,6 +46,8 @@ class Beyond:
     """arithmetic of a token in the experts that it runs through, each tier."""
     expert_p: tuple[float, float, float]
     """exponent that joins the two, each tier."""
+    expert_move_s_per_token: tuple[float, float, float]
+    """seconds in which the rows of a token are moved to its experts and back, each tier."""
     missed_share: float
     """share of a layer's experts that one token does not run through; 1 without experts."""
     routing_spread: float
@@ -61,7 +64,8 @@ class Beyond:
     captured_tokens: float = 0.0
     """most tokens of an iteration with prompt tokens that is a recorded graph."""
     sequence_s: float = 0.0
-    """seconds for each sequence that an iteration gives a token."""
+    """seconds for each sequence that an iteration gives a token; GPUs with sequences of their own
+    have hosts of their own."""
     ranks: float = 1.0
     """GPUs with sequences of their own; the one with most of them ends the attention of all."""
     prefill_first: float = 0.0
@@ -81,6 +85,10 @@ class Beyond:
         chosen = experts.per_token / experts.count if experts else 0.0
         stored = model.expert_parameters / tp
         window = model.window
+        ranks = float(tp) if model.attention_data_parallel else 1.0
+        # Each GPU of a group has a part of every expert, or some experts whole.
+        rows = model.expert_layers * model.hidden * (experts.per_token if experts else 0)
+        rows /= gpu.bandwidth_bytes_per_s * (tp if model.expert_parallel else ranks) * pp
         return cls(
             collectives=_collectives(gpu, model, tp),
             expert_constant_s=model.expert_layers
@@ -93,6 +101,7 @@ class Beyond:
                 2 * chosen * stored / pp / (fit.flops_per_s * fit.flops_efficiency) for fit in fits
             ),
             expert_p=by_tier(fit.p_norm for fit in fits),
+            expert_move_s_per_token=by_tier(rows * each for each in gpu.moved_bytes),
             missed_share=1 - chosen,
             routing_spread=gpu.routing_spread,
             batch_share=1 / pp,
@@ -101,8 +110,8 @@ class Beyond:
             eager_s=gpu.engine.eager_layer_s * (model.layers - model.expert_layers)
             + gpu.engine.eager_expert_layer_s * model.expert_layers,
             captured_tokens=gpu.engine.captured_tokens,
-            sequence_s=gpu.engine.sequence_s / pp,
-            ranks=float(tp) if model.attention_data_parallel else 1.0,
+            sequence_s=gpu.engine.sequence_s / pp / ranks,
+            ranks=ranks,
             prefill_first=float(gpu.engine.prefill_first),
             drafting_layers=float(model.drafting_layers),
             draft_pass_s=gpu.engine.draft_pass_s if model.drafting_layers else 0.0,
@@ -125,6 +134,7 @@ class Beyond:
             expert_read_s=(0.0, 0.0, 0.0),
             expert_s_per_token=(0.0, 0.0, 0.0),
             expert_p=(1.0, 1.0, 1.0),
+            expert_move_s_per_token=(0.0, 0.0, 0.0),
             missed_share=1.0,
             routing_spread=1.0,
             batch_share=1.0,
@@ -151,6 +161,7 @@ class Beyond:
             read_s = self.expert_read_s[tier] * (1 - self.missed_share**together)
             arithmetic_s = self.expert_s_per_token[tier] * tokens
             total_s = total_s + self.expert_constant_s + (read_s**p + arithmetic_s**p) ** (1 / p)
+            total_s = total_s + self.expert_move_s_per_token[tier] * tokens
         return total_s
 
 

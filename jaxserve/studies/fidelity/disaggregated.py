@@ -13,9 +13,8 @@ waits. Below that the wait is that of a queue with P servers and constant servic
 approximation formula Lq = a b^c / (1 - b), 1977). The measuring client sends C requests at once
 and then nine times as many one by one, so a tenth of the requests find the queue of a burst.
 
-The hand-off, seconds between engines that no kernel shows (router, transfer set-up, front end), is
-one number of each engine, fitted to two thirds of the rows and judged on the third. All else is
-what the shipped constants say, which no row of this kind was fitted to.
+Three numbers of each engine are fitted to two thirds of the rows and judged on the third, see
+``Apart``. All else is what the shipped constants say, which no row of this kind was fitted to.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import OptimizeResult, minimize_scalar
+from scipy.optimize import least_squares
 
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.memory import kv_bytes_per_token
@@ -37,7 +36,7 @@ from jaxserve.studies.fidelity.disaggregated_rows import (
     disaggregated_rows,
 )
 from jaxserve.studies.fidelity.measurements import FidelityRow
-from jaxserve.studies.fidelity.served_fit import kv_pool_tokens
+from jaxserve.studies.fidelity.served_fit import WEAK, kv_pool_tokens
 from jaxserve.studies.fidelity.served_loop import TOKEN_BUDGET, shipped_accepted
 from jaxserve.studies.fidelity.served_rows import FILE, FOLDS
 
@@ -47,8 +46,21 @@ BURST_SHARE = 0.1
 """Share of the requests that a run sends at once: ``num_prompts`` is ten times the concurrency in
 the benchmark of NVIDIA/srt-slurm (bench.sh)."""
 TPOT_BAR, TTFT_BAR = 12.0, 30.0
-_LONGEST_HANDOFF_S = 2.0
-_BISECTIONS = 50
+_BISECTIONS = 40
+_NOISE = 0.1  # relative error of a row from which on it counts less than squared
+
+
+class Apart(NamedTuple):
+    """What an engine takes beyond its shipped constants where prompts have GPUs of their own."""
+
+    handoff_s: float = 0.2
+    """seconds between the engines of a request: router, transfer set-up, front end."""
+    prefill: float = 1.0
+    """factor on the time of a prefill: experts that tokens choose more often hold up the others,
+    and prompts do not fill every batch."""
+    launches: float = 1.0
+    """factor on what the engine adds to the kernels of a decode step, which is one recorded graph
+    here and shares its host with prompts elsewhere."""
 
 
 class LoopTimes(NamedTuple):
@@ -64,15 +76,14 @@ class DisaggregatedLoop:
     """The closed loop of a row, without its measured times."""
 
     def __init__(self, row: DisaggregatedRow) -> None:
-        """Computes what does not depend on the hand-off."""
+        """Computes what does not depend on ``Apart``."""
         self._row = row
         prompt, output = row.mean_prompt, row.mean_output
         gpu, model = row.served(row.prefill)
         cost = CostModel.of(gpu, model, row.prefill.gpus)
         together = row.prefill.ranks * max(1.0, TOKEN_BUDGET // prompt)
-        self.prefill_per_s = row.prefill.count * together / _prefill_s(
-            cost, row.prefill, prompt, together
-        )
+        full_s = _prefill_s(cost, row.prefill, prompt, together)
+        self.prefill_per_s = row.prefill.count * together / full_s
         self.own_s = _prefill_s(cost, row.prefill, prompt, 1.0)
         near = row.prefill.count * row.prefill.gpus + row.decode.count * row.decode.gpus
         rate = gpu.link_bytes_per_s if near <= gpu.link_gpus else NETWORK_BYTES_PER_S
@@ -80,42 +91,45 @@ class DisaggregatedLoop:
         bytes_per_gpu = prompt * kv_bytes_per_token(model, row.drafts > 0, senders)
         # GPUs that all hold the same compressed vectors send a share each.
         copies = senders if model.latent is not None else 1
-        self.own_s += bytes_per_gpu / copies / rate
+        self.transfer_s = bytes_per_gpu / copies / rate
         gpu, model = row.served(row.decode)
         self._cost = CostModel.of(gpu, model, row.decode.gpus)
         pool = kv_pool_tokens(gpu, model, row.decode.gpus) / (prompt + output / 2)
         self._most = min(row.concurrency, row.decode.count * min(row.decode.most, max(pool, 1.0)))
         self._tokens = float(shipped_accepted().tokens_per_step(row.output, row.drafts))
 
-    def tpot_s(self, decoding: float) -> float:
+    def tpot_s(self, decoding: float, launches: float = 1.0) -> float:
         """Seconds per output token where ``decoding`` requests decode."""
-        row = self._row
+        row, cost = self._row, self._cost
         each = max(decoding / row.decode.count, 1.0)
         context = row.mean_prompt + row.mean_output / 2
-        return float(self._cost.decode_s(each, context, row.drafts)) / self._tokens
+        launched_s = cost.host_s + (cost.beyond.expert_constant_s if cost.beyond else 0.0)
+        step_s = float(cost.decode_s(each, context, row.drafts)) + (launches - 1) * launched_s
+        return step_s / self._tokens
 
-    def times(self, handoff_s: float) -> LoopTimes:
-        """Mean times with this hand-off."""
-        row, base_s = self._row, self.own_s + handoff_s
+    def times(self, apart: Apart) -> LoopTimes:
+        """Mean times with these numbers of the engine."""
+        row, most_per_s = self._row, self.prefill_per_s / apart.prefill
+        base_s = apart.handoff_s + self.transfer_s + apart.prefill * self.own_s
         low, high = 0.0, self._most
         for _ in range(_BISECTIONS):
             decoding = (low + high) / 2
-            rate = decoding / (row.mean_output * self.tpot_s(decoding))
-            waiting = rate * (base_s + self._wait_s(rate))
-            if rate < self.prefill_per_s and decoding + waiting < row.concurrency:
+            rate = decoding / (row.mean_output * self.tpot_s(decoding, apart.launches))
+            waiting = rate * (base_s + _wait_s(rate, most_per_s, row.prefill.count))
+            if rate < most_per_s and decoding + waiting < row.concurrency:
                 low = decoding
             else:
                 high = decoding
-        rate = low / (row.mean_output * self.tpot_s(low))
-        steady_s = max((row.concurrency - low) / rate, base_s)
-        burst_s = base_s + row.concurrency / (2 * self.prefill_per_s)
-        return LoopTimes(steady_s + BURST_SHARE * (burst_s - steady_s), self.tpot_s(low))
+        tpot_s = self.tpot_s(low, apart.launches)
+        steady_s = max((row.concurrency - low) * row.mean_output * tpot_s / low, base_s)
+        burst_s = base_s + row.concurrency / (2 * most_per_s)
+        return LoopTimes(steady_s + BURST_SHARE * (burst_s - steady_s), tpot_s)
 
-    def _wait_s(self, rate: float) -> float:
-        servers, load = self._row.prefill.count, min(rate / self.prefill_per_s, 1 - 1e-9)
-        each_s = servers / self.prefill_per_s
-        crowd = load ** (math.sqrt(2 * (servers + 1)) - 1)
-        return each_s * crowd / (2 * servers * (1 - load))
+
+def _wait_s(rate: float, most_per_s: float, servers: int) -> float:
+    load = min(rate / most_per_s, 1 - 1e-9)
+    crowd = load ** (math.sqrt(2 * (servers + 1)) - 1)
+    return crowd / (2 * most_per_s * (1 - load))
 
 
 def _prefill_s(cost: CostModel, workers: RoleWorkers, prompt: float, prompts: float) -> float:
@@ -132,21 +146,22 @@ def _prefill_s(cost: CostModel, workers: RoleWorkers, prompt: float, prompts: fl
     return max(total_s, beyond.eager_s) if beyond is not None else total_s
 
 
-def fitted_handoff_s(rows: Sequence[DisaggregatedRow], loops: Sequence[DisaggregatedLoop]) -> float:
-    """The hand-off with the least mean error of log TTFT."""
-    measured_s = np.array([row.ttft_s for row in rows])
+def fitted_apart(rows: Sequence[DisaggregatedRow], loops: Sequence[DisaggregatedLoop]) -> Apart:
+    """The numbers of an engine, by robust least squares of log(predicted / measured)."""
+    measured = np.log([(row.ttft_s, row.tpot_s) for row in rows])
 
-    def loss(handoff_s: float) -> float:
-        predicted_s = np.array([loop.times(handoff_s).ttft_s for loop in loops])
-        return float(np.abs(np.log(predicted_s / measured_s)).mean())
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        apart = Apart(*np.exp(logs).tolist())
+        off = np.log([loop.times(apart) for loop in loops]) - measured
+        return np.concatenate([off.ravel(), WEAK * (logs - start)])
 
-    bounds = (0.0, _LONGEST_HANDOFF_S)
-    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 5e-3})
-    return float(cast(OptimizeResult, found).x)
+    start = np.log(Apart())
+    found = least_squares(residuals, start, loss="soft_l1", f_scale=_NOISE, max_nfev=12)
+    return Apart(*np.exp(found.x).tolist())
 
 
 def held_out_times(rows: Sequence[DisaggregatedRow]) -> list[LoopTimes]:
-    """Times of each row under the hand-off of its engine, fitted without its third."""
+    """Times of each row under the numbers of its engine, fitted without its third."""
     loops = [DisaggregatedLoop(row) for row in rows]
     parts: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
@@ -155,8 +170,8 @@ def held_out_times(rows: Sequence[DisaggregatedRow]) -> list[LoopTimes]:
     for (engine, fold), places in parts.items():
         others = [i for part in range(FOLDS) if part != fold for i in parts.get((engine, part), ())]
         inside = [rows[i] for i in others], [loops[i] for i in others]
-        handoff_s = fitted_handoff_s(*inside) if others else 0.0
-        found |= {i: loops[i].times(handoff_s) for i in places}
+        apart = fitted_apart(*inside) if others else Apart()
+        found |= {i: loops[i].times(apart) for i in places}
     return [found[i] for i in range(len(rows))]
 
 
@@ -178,7 +193,7 @@ def disaggregated_fidelity(directory: Path) -> list[FidelityRow]:
         f"{100 * np.median(np.abs(ttft[own])):.1f} %"
         for name, own in sorted(groups.items())
     )
-    about = f"{len(rows)} rows, hand-offs held out by thirds; {split}"
+    about = f"{len(rows)} rows, held out by thirds; {split}"
     counts = ", ".join(f"{n} {rule}" for rule, n in sorted(left_out.items()))
     return [
         FidelityRow.within(

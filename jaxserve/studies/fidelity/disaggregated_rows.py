@@ -1,8 +1,8 @@
 """Measured servers whose prompts and decoding have GPUs of their own.
 
 Rows of the file of ``served_rows`` name their layouts, some also the number of workers. The search
-spaces that the source publishes by day (``data/served/disaggregated.json``) tell workers, drafts and
-limits. Rules leave out rows before any prediction:
+spaces that the source publishes by day (``data/served/disaggregated.json``) tell workers, drafts
+and limits. Rules leave out rows before any prediction:
 
 - ``model`` and ``GPU``: no data file describes them, or the weights' format.
 - ``recipe``: no published search space of that day has the row's loop and layouts.
@@ -47,6 +47,8 @@ class RoleWorkers:
     """GPUs of each."""
     ranks_attend: bool
     """whether each of these attends for sequences of its own."""
+    expert_parallel: bool
+    """whether each of these has some experts whole."""
     most: float
     """largest number of running sequences of an engine."""
 
@@ -101,7 +103,11 @@ class DisaggregatedRow:
 
     def served(self, workers: RoleWorkers) -> tuple[ServedGpu, LargeModel]:
         """GPU and model as these engines serve them, with the shipped constants."""
-        apart = dataclasses.replace(self.stack, attention_data_parallel=workers.ranks_attend)
+        apart = dataclasses.replace(
+            self.stack,
+            attention_data_parallel=workers.ranks_attend,
+            expert_parallel=workers.expert_parallel,
+        )
         return shipped(self.gpu, self.model, apart)
 
 
@@ -140,15 +146,19 @@ def _row(item: Mapping[str, object]) -> DisaggregatedRow | str:
     if len(named) != 1:
         return "ambiguous" if named else "recipe"
     (settings,) = named.values()
-    prefill, decode = (_workers(settings[role]) for role in ("prefill", "decode"))
+    prefill, decode = (
+        _workers(settings[role], number(item[f"{role}_moe_ep_size"]) > 1)
+        for role in ("prefill", "decode")
+    )
     engine, source = str(item["backend"]), str(item["silicon_data_source"])
     loop = (_concurrency(source), number(item["isl"]), number(item["osl"]))
     version = str(item["backend_version"]) or None
     layout = (decode.gpus, decode.ranks_attend)
     how = recipe(source, model, gpu, engine, version, layout, loop, weights)
+    images = load_json("served/disaggregated.json")["trtllm"]
     stack = Stack(
         engine=engine,
-        version=version if version in load_json(f"engines/{engine}.json")["versions"] else None,
+        version=_known(engine, images.get(version, version)),
         formats=(weights, weights, weights),
         kv_format=how.kv_format or "fp8",
     )
@@ -167,6 +177,15 @@ def _row(item: Mapping[str, object]) -> DisaggregatedRow | str:
     )
     link_gpus = row.served(decode)[0].link_gpus
     return row if max(prefill.gpus, decode.gpus) <= link_gpus else "layout"
+
+
+def _known(engine: str, version: str | None) -> str | None:
+    """The version, or the last one of its patches that was measured; None without either."""
+    measured = load_json(f"engines/{engine}.json")["versions"]
+    if version is None or version in measured:
+        return version
+    patched = version.partition(".post")[0]
+    return next((each for each in reversed(measured) if each.startswith(patched)), None)
 
 
 def _published(item: Mapping[str, object], model: str, gpu: str) -> Iterator[dict[str, Any]]:
@@ -203,10 +222,10 @@ def _alike(item: Mapping[str, object], role: str, workers: list[Any], whole: boo
     return own == (count, gpus, ranks_attend and gpus > 1)
 
 
-def _workers(listed: list[Any]) -> RoleWorkers:
+def _workers(listed: list[Any], expert_parallel: bool) -> RoleWorkers:
     count, _, gpus, ranks_attend, most = listed
     limit = float("inf") if most is None else most * (gpus if ranks_attend else 1)
-    return RoleWorkers(count, gpus, ranks_attend, float(limit))
+    return RoleWorkers(count, gpus, ranks_attend, expert_parallel, float(limit))
 
 
 def _frozen(value: Any) -> Any:

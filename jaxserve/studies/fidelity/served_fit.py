@@ -42,7 +42,8 @@ LARGEST_SHARE = 0.97
 WEAK = 0.02
 """Residual of a constant at e times its centre."""
 OF_VERSION = 0.3
-"""Residual of a version's constant at e times its engine's."""
+"""Residual of a version's constant at e times its engine's, and of a product's at e times its
+measured kernels'."""
 KV_SHARE = 0.8
 """KV pool as a share of the memory beside the weights: 0.75 to 0.9 in the recipes."""
 RUN_FOLDS = 5
@@ -82,6 +83,8 @@ class Constant:
     """their model."""
     experts: bool | None = None
     """whether their model has experts."""
+    of_kernels: bool = False
+    """whether the centre is what measured kernels reach."""
 
     def applies(self, server: Served) -> bool:
         """Whether a server has the constant."""
@@ -131,16 +134,9 @@ def fitted_constants(rows: Sequence[ServedRow]) -> list[Constant]:
         for constant in _engine_constants(item, engine, sorted(versions[engine] - {""}))
     ]
     constants += [
-        Constant(
-            name=f"{gpus[0]} {weights} {item['group']} {item['field']}",
-            group=item["group"],
-            field=item["field"],
-            centre=item["centre"],
-            gpus=gpus,
-            weights=weights,
-            experts=_EXPERTS[item["servers"]],
-        )
-        for gpus in gpu_families().values()
+        _product_constant(listed, item, engine, family, weights)
+        for engine in sorted(versions)
+        for family in gpu_families()
         for weights in listed["formats"]
         for item in listed["products"]
     ]
@@ -156,6 +152,24 @@ def fitted_constants(rows: Sequence[ServedRow]) -> list[Constant]:
         for field in dataclasses.fields(Accepted)
     ]
     return [each for each in constants if any(map(each.applies, servers))]
+
+
+def _product_constant(
+    listed: dict[str, Any], item: dict[str, Any], engine: str, family: str, weights: str
+) -> Constant:
+    """A constant of an engine's products in a format on a family of GPUs."""
+    kernels = listed["kernels"][engine][family][item["group"]].get(weights, {})
+    return Constant(
+        name=f"{engine} {family} {weights} {item['group']} {item['field']}",
+        group=item["group"],
+        field=item["field"],
+        centre=kernels.get(item["field"], item["centre"]),
+        engine=engine,
+        gpus=gpu_families()[family],
+        weights=weights,
+        experts=_EXPERTS[item["servers"]],
+        of_kernels=item["field"] in kernels,
+    )
 
 
 def _engine_constants(item: dict[str, Any], engine: str, versions: list[str]) -> list[Constant]:
@@ -294,7 +308,8 @@ def fit(
     Args:
       rows: measured loops.
       constants: constants to fit.
-      of_version: weight of the prior that draws a version to its engine.
+      of_version: weight of the priors that draw a version to its engine, and a product to its
+        kernels.
 
     Returns:
       float64[constants].
@@ -305,7 +320,8 @@ def fit(
     parents = np.array([place[each.parent] if each.parent else -1 for each in constants])
     centres = np.array([each.centre for each in constants])
     most = np.array([LARGEST_SHARE if each.is_share else np.inf for each in constants])
-    weights = np.where(parents < 0, WEAK, of_version)
+    drawn = (parents >= 0) | np.array([each.of_kernels for each in constants])
+    weights = np.where(drawn, of_version, WEAK)
 
     def values(logs: np.ndarray) -> np.ndarray:
         whole = logs + np.where(parents < 0, 0.0, logs[parents])

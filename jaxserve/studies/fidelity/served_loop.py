@@ -21,15 +21,12 @@ from numpy.typing import ArrayLike
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import load_json
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.sim.table.closed_loop import SHARED_TOKENS, closed_loop
 from jaxserve.studies.fidelity.served_recipes import mean_tokens
 
 TOKEN_BUDGET = 8192
 """Tokens per iteration of the measured engines: TensorRT-LLM's default, also in the recipes for
 vLLM."""
-SHARED_TOKENS = 1024
-"""Prompt tokens that share an iteration. The only run with shorter prompts (TensorRT-LLM, 128 to
-1,024 tokens) loses no time to prompts that fit together in this many; longer prompts run alone."""
 WAITED_TOKENS = 0.9 * 16384
 """Most prompt tokens that a server gathers while it holds prompts back: the recipe's
 ``batch_wait_max_tokens_ratio`` times its ``max_num_tokens``."""
@@ -121,8 +118,8 @@ class Loop:
     def through_table_s(self, cost: CostModel, kv_tokens: float, tier: int = 0) -> np.ndarray:
         """``tpot_s`` by the closed loop that fills latency tables.
 
-        That loop knows two start options of the servers, the tokens of an iteration and the limit of
-        running sequences, which is the batch cap of a table.
+        That loop knows two start options of the servers, the tokens of an iteration and the limit
+        of running sequences, which is the batch cap of a table.
         """
         prompt, output = (mean_tokens(each, self.equal) for each in (self.prompt, self.output))
         return closed_loop(

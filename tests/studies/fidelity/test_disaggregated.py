@@ -9,9 +9,10 @@ import pytest
 
 from jaxserve.sim.machine.stack import Stack
 from jaxserve.studies.fidelity.disaggregated import (
+    Apart,
     DisaggregatedLoop,
     disaggregated_fidelity,
-    fitted_handoff_s,
+    fitted_apart,
     held_out_times,
 )
 from jaxserve.studies.fidelity.disaggregated_rows import (
@@ -37,6 +38,8 @@ ROW: dict[str, Any] = {
     "prefill_num_workers": 1,
     "decode_tp_size": 8,
     "decode_attention_dp_size": 1,
+    "prefill_moe_ep_size": 8,
+    "decode_moe_ep_size": 8,
     "decode_num_workers": 9,
     "silicon_ttft_ms": 1700,
     "silicon_tpot_ms": 25,
@@ -51,7 +54,6 @@ def _written(directory: Path, *changes: dict[str, Any]) -> Path:
         writer.writeheader()
         writer.writerows([ROW | change for change in changes])
     return directory
-
 
 
 def test_a_row_is_of_the_search_space_of_its_day(tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_rules_leave_out_rows_by_what_they_name(
 
 
 def _row(**changes: Any) -> DisaggregatedRow:
-    one = RoleWorkers(count=1, gpus=8, ranks_attend=False, most=float("inf"))
+    one = RoleWorkers(1, 8, ranks_attend=False, expert_parallel=False, most=float("inf"))
     row = DisaggregatedRow(
         model="deepseek-v3",
         gpu="h200-sxm-141gb",
@@ -106,10 +108,15 @@ def test_requests_in_flight_are_rate_times_time() -> None:
     """Little's law, where nothing binds, where prefill does, and where the limit of sequences does;
     in the latter two the time to the first token is the wait of a closed loop."""
     limit = dataclasses.replace(_row().decode, most=4)
-    for row, bound in ((_row(), None), (_row(concurrency=2048), "prefill"), (_row(decode=limit), 8)):
+    for row, bound in (
+        (_row(), None),
+        (_row(concurrency=2048), "prefill"),
+        (_row(decode=limit), 8),
+    ):
         loop = DisaggregatedLoop(row)
-        times = loop.times(0.1)
-        steady_s = (times.ttft_s - 0.1 * (loop.own_s + 0.1)) / 0.9
+        times = loop.times(Apart(0.1))
+        base_s = loop.own_s + loop.transfer_s + 0.1
+        steady_s = (times.ttft_s - 0.1 * base_s) / 0.9
         steady_s -= row.concurrency / (2 * loop.prefill_per_s) / 9
         rate = row.concurrency / (steady_s + row.mean_output * times.tpot_s)
         assert rate <= loop.prefill_per_s * 1.001
@@ -118,31 +125,36 @@ def test_requests_in_flight_are_rate_times_time() -> None:
         elif bound:
             assert rate * row.mean_output * times.tpot_s == pytest.approx(bound, rel=1e-3)
         else:
-            assert steady_s == pytest.approx(loop.own_s + 0.1, rel=0.3)
+            assert steady_s == pytest.approx(base_s, rel=0.3)
 
 
 def test_more_decoding_engines_decode_fewer_each() -> None:
     """TPOT is of decoding alone: engines divide the sequences, and prompts add nothing."""
     few, many = (
-        DisaggregatedLoop(_row(decode=dataclasses.replace(_row().decode, count=count))).times(0.0)
+        DisaggregatedLoop(_row(decode=dataclasses.replace(_row().decode, count=count))).times(
+            Apart(0.0)
+        )
         for count in (1, 4)
     )
     assert many.tpot_s < few.tpot_s
     longer = DisaggregatedLoop(_row(prefill=dataclasses.replace(_row().prefill, count=8)))
-    assert longer.times(0.0).tpot_s == pytest.approx(
-        DisaggregatedLoop(_row()).times(0.0).tpot_s, rel=0.02
+    assert longer.times(Apart(0.0)).tpot_s == pytest.approx(
+        DisaggregatedLoop(_row()).times(Apart(0.0)).tpot_s, rel=0.02
     )
 
 
-def test_the_hand_off_is_found_without_the_judged_third() -> None:
-    """Rows made with a hand-off of 0.3 s give it back, and each is predicted by the others'."""
+def test_the_numbers_of_an_engine_are_found_without_the_judged_third() -> None:
+    """Rows made with other numbers give them back, and each row is predicted by the others'."""
+    made = Apart(0.3, 1.4, 1.5)
     rows = [_row(concurrency=each) for each in (4, 8, 16, 32, 64, 96)]
+    times = [DisaggregatedLoop(row).times(made) for row in rows]
     rows = [
-        dataclasses.replace(row, ttft_s=DisaggregatedLoop(row).times(0.3).ttft_s) for row in rows
+        dataclasses.replace(row, ttft_s=each.ttft_s, tpot_s=each.tpot_s)
+        for row, each in zip(rows, times, strict=True)
     ]
     assert len({row.fold for row in rows}) > 1
     loops = [DisaggregatedLoop(row) for row in rows]
-    assert fitted_handoff_s(rows, loops) == pytest.approx(0.3, abs=0.02)
+    assert fitted_apart(rows, loops) == pytest.approx(made, rel=0.05)
     for row, times in zip(rows, held_out_times(rows), strict=True):
         assert times.ttft_s == pytest.approx(row.ttft_s, rel=0.1)
 
