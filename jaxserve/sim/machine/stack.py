@@ -250,10 +250,12 @@ def served_products(served: JsonObject, group: str, engine: str) -> JsonObject:
     data = JsonObject(load_json(where), where)
     own = data.inside("products").inside(served.text("family")).get(group, {})
     shared = served.inside(group)
-    merged = {
-        name: {**value, **own[name], "source": data.text("source")} if name in own else value
-        for name, value in shared.items()
-    }
+    merged = dict(shared)
+    for name in shared:
+        if name in own:
+            merged[name] = {**shared.inside(name), **own[name], "source": data.text("source")}
+    if "int8" in shared and "fp8" in own:  # assumed to run as fp8 does, as its source says
+        merged["int8"] = {**shared.inside("int8"), **own["fp8"]}
     return JsonObject(merged, shared.where)
 
 

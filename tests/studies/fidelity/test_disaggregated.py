@@ -24,7 +24,7 @@ from jaxserve.studies.fidelity.served_rows import FILE
 
 SOURCE = "db-dump/2026-04-27; config_id=590; silicon_concurrency={}; measured=2026-03-23T00:00"
 ROW: dict[str, Any] = {
-    "silicon_data_source": SOURCE.format(288),
+    "silicon_data_source": SOURCE.format(128),
     "backend": "trtllm",
     "backend_version": "0.8.1.post1",
     "model_path": "deepseek-ai/DeepSeek-R1",
@@ -36,8 +36,8 @@ ROW: dict[str, Any] = {
     "prefill_tp_size": 1,
     "prefill_attention_dp_size": 8,
     "prefill_num_workers": 1,
-    "decode_tp_size": 8,
-    "decode_attention_dp_size": 1,
+    "decode_tp_size": 1,
+    "decode_attention_dp_size": 8,
     "prefill_moe_ep_size": 8,
     "decode_moe_ep_size": 8,
     "decode_num_workers": 9,
@@ -62,8 +62,8 @@ def test_a_row_is_of_the_search_space_of_its_day(tmp_path: Path) -> None:
     (row,) = rows
     assert left_out == {"repeated": 1}
     assert (row.prefill.count, row.prefill.gpus, row.prefill.ranks) == (1, 8, 8)
-    assert (row.decode.count, row.decode.gpus, row.decode.ranks) == (9, 8, 1)
-    assert (row.drafts, row.concurrency) == (0, 288)
+    assert (row.decode.count, row.decode.gpus, row.decode.ranks) == (9, 8, 8)
+    assert (row.drafts, row.concurrency) == (0, 128)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,10 @@ def test_a_row_is_of_the_search_space_of_its_day(tmp_path: Path) -> None:
     [
         ({"model_path": "of/another"}, "model"),
         ({"system": "of_another"}, "GPU"),
-        ({"silicon_data_source": SOURCE.format(289)}, "recipe"),
-        ({"silicon_data_source": SOURCE.format(288).replace("2026-03", "2025-03")}, "recipe"),
+        ({"silicon_data_source": SOURCE.format(129)}, "recipe"),
+        ({"silicon_data_source": SOURCE.format(128).replace("2026-03", "2025-03")}, "recipe"),
         ({"decode_num_workers": 5}, "recipe"),
+        ({"decode_num_workers": ""}, "ambiguous"),
         ({"mode": "agg"}, None),
     ],
 )
