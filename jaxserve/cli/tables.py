@@ -33,7 +33,7 @@ def build_table(
         out: Table to write, ending in .parquet.
         tensor_parallel: GPUs that share every layer of the model.
         stack: JSON file of the serving stack: engine, version, formats of the tiers, kv_format,
-            pipeline_parallel, attention_data_parallel.
+            pipeline_parallel, attention_data_parallel, expert_parallel.
     """
     from jaxserve.datafiles import read_json
     from jaxserve.show.terminal import result_console
