@@ -315,7 +315,7 @@ def fit(
       float64[constants].
     """
     prediction = Prediction(rows, constants)
-    start, measured_s = prediction.start(), np.array([row.tpot_s for row in rows])
+    measured_s = np.array([row.tpot_s for row in rows])
     place = {each.name: i for i, each in enumerate(constants)}
     parents = np.array([place[each.parent] if each.parent else -1 for each in constants])
     centres = np.array([each.centre for each in constants])
@@ -331,11 +331,10 @@ def fit(
         rows_off = np.log(prediction.tpot_s(values(logs)) / measured_s)
         return np.concatenate([rows_off, weights * logs])
 
-    whole = np.log(start / centres)
-    logs = whole - np.where(parents < 0, 0.0, whole[parents])
-    servers = {row.served for row in rows}
-    logs = np.where([any(map(each.applies, servers)) for each in constants], logs, 0.0)
-    found = least_squares(residuals, logs, loss="soft_l1", f_scale=_NOISE, max_nfev=25)
+    # From the centres, so that the result does not depend on the shipped values.
+    found = least_squares(
+        residuals, np.zeros(len(constants)), loss="soft_l1", f_scale=_NOISE, max_nfev=25
+    )
     return values(found.x)
 
 

@@ -227,7 +227,6 @@ def _row(item: dict[str, object]) -> ServedRow | str:
         kv_format=how.kv_format
         or ("fp8" if dense and weights != "bf16" and engine != "sglang" else "bf16"),
         attention_data_parallel=ranks_attend,
-        expert_parallel=share == 1 < experts,
     )
     return ServedRow(
         model=model,

@@ -272,10 +272,8 @@ def test_what_is_left_out_is_counted_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_a_stack_is_never_worse_than_none(named: bool) -> None:
     """On any measured run of a dense model in a format that a GPU's file has without a stack, of
-    three rows or more: with the stack of its version, and for vLLM with no version named.
-
-    SGLang has iterations of its own for prompts, which no table knows: both sides are computed by
-    the closed form there, and by the closed loop that fills tables elsewhere.
+    three rows or more, by the closed loop that fills tables: with the stack of its version, and for
+    vLLM with no version named.
     """
     assert SHARED is not None
     rows, _, _ = served_rows(SHARED)
