@@ -333,7 +333,7 @@ def fit(
 
     # From the centres, so that the result does not depend on the shipped values.
     found = least_squares(
-        residuals, np.zeros(len(constants)), loss="soft_l1", f_scale=_NOISE, max_nfev=25
+        residuals, np.zeros(len(constants)), loss="soft_l1", f_scale=_NOISE, max_nfev=50
     )
     return values(found.x)
 
