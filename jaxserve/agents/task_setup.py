@@ -22,10 +22,13 @@ from jaxserve.agents.recorded_episodes import (
 from jaxserve.datafiles import data_dir
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
+from jaxserve.fields import Tier
 from jaxserve.registry import make
 from jaxserve.seeds import episode_keys
+from jaxserve.sim.machine.assumptions import assumed_times
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.table.file import TableMetadata
 from jaxserve.sim.traffic.trace_classes import class_map
 from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.tasks.anchors import Anchors, load_anchors
@@ -70,6 +73,8 @@ class TaskSetup:
     doubt: float = 0.0
     """relative doubt of the latency table's times; 0 for a task with anchors, whose table is exact
     by definition."""
+    assumed: tuple[str, ...] = ()
+    """sentences on kernels whose times rest on an assumption, see ``assumed_times``."""
 
     @property
     def has_parts(self) -> bool:
@@ -171,10 +176,26 @@ def load_setup(
             anchors = load_anchors(spec)
         except InputError as error:
             note = f"no scores: {error}"
-    doubt = 0.0 if anchors is not None else _doubt(own_spec, given, reader)
+    metadata = _metadata(own_spec, given, reader)
+    fit_error = metadata.fit_error
+    doubt = 0.0 if anchors is not None else _doubt(fit_error)
+    tiers = tuple(Tier) if "quantization_tier" in own_spec.knobs else (Tier.FP16,)
+    hardware, model = given.get("hardware", own_spec.hardware), given.get("model", own_spec.model)
+    assumed = () if fit_error else assumed_times(hardware, model, metadata.stack, tiers)
     kinds = _kinds(own_spec, trace)
     return TaskSetup(
-        env, own_spec, inputs, changes, anchors, note, weights, kinds, named_policy, trace, doubt
+        env,
+        own_spec,
+        inputs,
+        changes,
+        anchors,
+        note,
+        weights,
+        kinds,
+        named_policy,
+        trace,
+        doubt,
+        tuple(assumed),
     )
 
 
@@ -219,13 +240,17 @@ def _inputs(
     return dict(task_inputs(spec, files=reader, **files)) | ({"own": numbers} if numbers else {})
 
 
-def _doubt(spec: TaskSpec, files: Mapping[str, str], reader: InputFiles) -> float:
-    """Relative doubt of the times of the table that a task is played with."""
+def _metadata(spec: TaskSpec, files: Mapping[str, str], reader: InputFiles) -> TableMetadata:
+    """Metadata of the table that a task is played with."""
     gpu = load_gpu(files.get("hardware", spec.hardware))
     llm = load_model(files.get("model", spec.model))
     table = files.get("table", f"{llm.name}__{gpu.name}")
-    error = reader.table(table).metadata.fit_error or 0.0
-    return min(max(_DOUBT_OF_FIT * error, _MIN_DOUBT), _MAX_DOUBT)
+    return reader.table(table).metadata
+
+
+def _doubt(fit_error: float | None) -> float:
+    """Relative doubt of the times of a table."""
+    return min(max(_DOUBT_OF_FIT * (fit_error or 0.0), _MIN_DOUBT), _MAX_DOUBT)
 
 
 def _inputs_of_task(spec: TaskSpec, reader: InputFiles) -> Mapping[str, Any]:

@@ -84,6 +84,8 @@ def evaluate_agents(
         plots.picture_format(plot)
     note_trace(own.trace, setups[0].trace, setups[0].env)
     console, evaluations, tables = result_console(), [], []
+    for sentence in dict.fromkeys(each for setup in setups for each in setup.assumed):
+        console.print(sentence, soft_wrap=True)
     for setup in setups:
         # Missing weights are an error for ppo by name, and leave ppo out of all.
         chosen = agents if "ppo" in agent.lower() else playable(agents, setup)

@@ -79,6 +79,7 @@ def simulate_log(
     from jaxserve.agents.progress import stage_progress
     from jaxserve.show.simulation import quantities_table, requests_csv
     from jaxserve.show.terminal import progress_bars, result_console
+    from jaxserve.sim.machine.assumptions import assumed_times
     from jaxserve.sim.reference import own_log
     from jaxserve.sim.reference.own_engine import own_engine
     from jaxserve.sim.reference.settings import Routing
@@ -126,6 +127,8 @@ def simulate_log(
     if concurrency is not None:
         notes.append(f"{concurrency} requests are in flight, whenever they came in the file")
     notes += filter(None, [own_log.unstreamed_note(requests)])
+    if engine.from_constants:
+        notes += assumed_times(engine.hardware, engine.model, engine.stack, (tier,))
     unserved = own_log.unserved_note(requests.trace, served, by)
     shown_s = own_log.frontend_of(requests, served) if frontend_ms is None else None
     if shown_s is not None:

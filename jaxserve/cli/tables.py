@@ -11,6 +11,7 @@ import tyro
 from jaxserve import checks
 from jaxserve.cli.arguments import File, Name, Real, optional
 from jaxserve.errors import InputError
+from jaxserve.fields import Tier
 from jaxserve.show.outputs import check_output
 from jaxserve.sim.machine.hardware import EngineSettings
 
@@ -32,10 +33,11 @@ def build_table(
         out: Table to write, ending in .parquet.
         tensor_parallel: GPUs that share every layer of the model.
         stack: JSON file of the serving stack: engine, version, formats of the tiers, kv_format,
-            pipeline_parallel, attention_data_parallel.
+            pipeline_parallel, attention_data_parallel, expert_parallel.
     """
     from jaxserve.datafiles import read_json
     from jaxserve.show.terminal import result_console
+    from jaxserve.sim.machine.assumptions import assumed_times
     from jaxserve.sim.machine.stack import Stack
     from jaxserve.sim.table.build import build, build_built_in
     from jaxserve.sim.table.file import write_table_file
@@ -62,6 +64,8 @@ def build_table(
         table = build(hardware, model, tensor_parallel=tensor_parallel, stack=served)
         write_table_file(out, table)
         written = [out]
+        for sentence in assumed_times(hardware, model, table.metadata.stack, Tier):
+            result_console().print(sentence, soft_wrap=True)
     for path in written:
         result_console().print(f"wrote {path}", soft_wrap=True)
 

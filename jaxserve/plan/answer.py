@@ -13,6 +13,7 @@ from jaxserve.plan.plan import Plan
 from jaxserve.plan.play import PlannedDeployment
 from jaxserve.plan.search import Tried
 from jaxserve.plan.start import served_model
+from jaxserve.sim.machine.assumptions import assumed_times
 
 FORMAT = 1
 """Version of plan.json."""
@@ -47,6 +48,10 @@ def certainty(plan: Plan) -> list[str]:
         f"Attainment is between {low:.2%} and {high:.2%} (95 %), and {span} of this engine "
         f"{suffices}.",
     ]
+    option = plan.best.deployment.option
+    if not doubt.measured:
+        assumed = assumed_times(option.kind, plan.inputs.model, option.stack, (option.tier,))
+        said += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in assumed]
     if plan.sure:
         said.append("The doubt does not change the choice.")
     for rival in plan.rivals:

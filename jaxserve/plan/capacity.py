@@ -175,6 +175,7 @@ def _steady(
         kv_tokens=pool,
         token_budget=budget,
         sequence_kv=option.sequence_kv,
+        in_step=False,
     )
     return loop, depth
 

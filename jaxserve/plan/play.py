@@ -18,6 +18,7 @@ from jaxserve.plan.options import EngineOption
 from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.runtime.process_pool import in_processes
 from jaxserve.sim.machine.acceptance import Drafts
+from jaxserve.sim.machine.cost_json import cost_to_dict
 from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.traffic.traces import Trace
 
@@ -255,7 +256,7 @@ class Player:
         by = play.deployment
         parts = (
             self._digest,
-            by.option.cost.to_dict(),
+            cost_to_dict(by.option.cost),
             by.option.tier,
             by.replicas,
             by.batch_cap,

@@ -7,6 +7,8 @@ numbers, so what depends on them alone is computed once for all of them.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from jaxserve.sim.machine.cost_model import CostModel
@@ -23,13 +25,15 @@ class TabulatedTimer:
         self._cost, self._tier, self._slowdown = cost, tier, slowdown
         self._linear_s = (cost.host_s + cost.linear_s(np.arange(_TOKENS + 1), tier)).tolist()
         beyond, rows = cost.beyond, np.arange(_ROWS + 1)
-        each_s = 0.0 if beyond is None else beyond.sequence_s
-        self._head_s = (cost.head_s(rows) + each_s * rows).tolist()
+        self._prefill_first = beyond is not None and bool(beyond.prefill_first)
+        self._head_s = cost.head_s(rows).tolist()
+        self._sequence_s = 0.0 if beyond is None else beyond.sequence_s
         self._eager_s = 0.0 if beyond is None else beyond.eager_s
         self._captured_tokens = 0.0 if beyond is None else beyond.captured_tokens
         windowed = beyond is not None and beyond.window_layers
         self._window_share = beyond.window_layers / cost.layers if beyond and windowed else 0.0
         self._window_tokens = beyond.window_tokens if beyond and windowed else 0
+        self._ranks = 1.0 if beyond is None else beyond.ranks
         self._mixers = None if beyond is None else beyond.mixers
         self._state_share = self._mixers.state_layers / cost.layers if self._mixers else 0.0
 
@@ -45,6 +49,11 @@ class TabulatedTimer:
         """Seconds of one iteration; see ``CostModel.iteration_s``."""
         cost = self._cost
         prompt_tokens = sum(chunk for chunk, _ in chunks)
+        if self._prefill_first and decode_seqs and prompt_tokens:
+            how = {"speculation_depth": speculation_depth, "tier": tier}
+            prompts_s = self.iteration_s(decode_seqs=0, kv_tokens=0.0, chunks=chunks, **how)
+            decode_s = self.iteration_s(decode_seqs=decode_seqs, kv_tokens=kv_tokens, **how)
+            return prompts_s + decode_s - self._slowdown * cost.host_s
         verified = decode_seqs * (speculation_depth + 1)
         tokens, rows = verified + prompt_tokens, verified + len(chunks)
         if tier != self._tier or tokens > _TOKENS or rows > _ROWS:
@@ -58,14 +67,12 @@ class TabulatedTimer:
         if not tokens:
             return 0.0
         total_s = self._linear_s[tokens] + self._head_s[rows]
+        total_s += self._sequence_s * (decode_seqs + len(chunks))
         if decode_seqs:
             total_s += self._decode_attention_s(decode_seqs, kv_tokens)
         if speculation_depth:
-            total_s += (
-                cost.draft_fixed_s * max(1.0, speculation_depth / cost.draft_flat_depth)
-                + cost.draft_s_per_token * tokens
-                + cost.draft_s_per_kv_token * kv_tokens
-            )
+            draft = (speculation_depth, decode_seqs, kv_tokens, prompt_tokens, tier)
+            total_s += float(cost.draft_s(*draft))
         if prompt_tokens:
             pairs_s = sum(self._pairs_s(chunk, prefix) for chunk, prefix in chunks)
             total_s += cost.layers * (
@@ -77,9 +84,12 @@ class TabulatedTimer:
                 total_s = max(total_s, self._eager_s)
         return self._slowdown * total_s
 
-    def _decode_attention_s(self, seqs: int, kv_tokens: float) -> float:
+    def _decode_attention_s(self, seqs: float, kv_tokens: float) -> float:
         cost = self._cost
         q = cost.attention_q
+        if self._ranks > 1:
+            fullest = math.ceil(seqs / self._ranks) * self._ranks / seqs
+            seqs, kv_tokens = fullest * seqs, fullest * kv_tokens
         schedule_s = (cost.attention_base_s + cost.attention_s_per_sequence * seqs) ** q
 
         def kernel_s(read_s: float) -> float:

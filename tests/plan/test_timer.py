@@ -15,7 +15,9 @@ from jaxserve.sim.machine.stack import Stack, serve
     [
         ("llama-3.1-8b", None),
         ("llama-3.1-8b", Stack()),
+        ("llama-3.1-8b", Stack("sglang")),
         ("gpt-oss-120b", Stack(formats=("mxfp4", "fp8", "int4"))),
+        ("deepseek-v3", Stack("trtllm", attention_data_parallel=True)),
     ],
 )
 def test_the_times_are_those_of_the_cost_model(model: str, stack: Stack | None) -> None:

@@ -125,6 +125,8 @@ class LargeModel(LlmModel):
     """None for the usual four matrices."""
     mlp: PlainMlp | None = None
     """None where every layer has an MLP with a gate."""
+    drafting_layers: int = 0
+    """layers of multi-token prediction, which draft in place of a draft model; 0 without."""
     formats: tuple[str, str, str] = DEFAULT_FORMATS
     """number format of the weights in tiers 0, 1 and 2."""
     kv_format: str = "bf16"
@@ -133,6 +135,8 @@ class LargeModel(LlmModel):
     """groups of GPUs that share the layers among them."""
     attention_data_parallel: bool = False
     """each GPU of a group attends for sequences of its own, with all of the attention's weights."""
+    expert_parallel: bool = False
+    """each GPU of a group has some experts whole, as it has where it attends apart."""
 
     @property
     def attention_parameters(self) -> int:
@@ -366,6 +370,8 @@ def large_model(dense: LlmModel, sizes: JsonObject | None = None, **served: Any)
             values[name] = kind(**given | {key: group.whole(key, 1) for key in required})
             if kind in (SlidingWindow, LinearAttention):  # else no KV would grow with the context
                 group.whole("layers", 1, dense.layers - 1)
+    if sizes is not None and "drafting_layers" in sizes:
+        values["drafting_layers"] = sizes.whole("drafting_layers", 0)
     model = LargeModel(**values | served)
     if model.kv_layers < 1:
         raise InputError(f"model {dense.name}: no layer attends to the whole context")

@@ -87,15 +87,22 @@ def served_constants(
     # The indexer's keys are read apart, see ``OtherMixers``.
     kv_bytes = model.kv_bytes_per_token_layer - model.index_bytes_per_token_layer
     kv_s = kv_bytes * share / (bandwidth * attention.bandwidth_efficiency)
-    heads_s = dense["attention_s_per_sequence"]
+    heads_s, heads = dense["attention_s_per_sequence"], 1
+    gather_s = dense["head_gather_s_per_row"]
     if model.attention_data_parallel:
         heads_s = attention.per_sequence_s * model.kv_heads / tp / _REFERENCE.kv_heads
+        heads, gather_s = tp, 0.0  # each GPU has the whole head for sequences of its own
     if model.latent is not None:
         # All heads share one compressed vector: arithmetic, not memory, may bound its reading.
         width = 2 * model.latent.kv_rank + model.latent.rope_dim
         flops = 2 * model.heads / tp * width
         peak = gpu.linear[0].flops_per_s * gpu.latent_flops_efficiency
         kv_s = max(kv_s, flops / peak)
+    beyond, own_draft = Beyond.of(gpu, model, tp), {}
+    if model.drafting_layers:  # a prompt's tokens pass through them once
+        each_s = dense["linear_s_per_token"][0] + dense["elementwise_s_per_token"]
+        each_s = model.drafting_layers / model.layers * (each_s / pp + beyond.expert_s_per_token[0])
+        own_draft = {"draft_fixed_s": 0.0, "draft_s_per_token": each_s}
     return {
         "host_s": dense["host_s"] + (pp - 1) * gpu.all_reduce.two_shot_s,
         "linear_constant_s": by_tier(
@@ -108,11 +115,12 @@ def served_constants(
         "elementwise_s_per_token": dense["elementwise_s_per_token"] / pp,
         "allreduce_s": 0.0,
         "allreduce_s_per_token": 0.0,
+        "head_read_s": heads * dense["head_read_s"],
         "head_s_per_row": dense["head_s_per_row"] / pp,
-        "head_gather_s_per_row": dense["head_gather_s_per_row"] / pp,
+        "head_gather_s_per_row": gather_s / pp,
         "attention_s_per_sequence": heads_s / pp,
         "kv_read_s_per_token": kv_s / pp,
         "prefill_s_per_token": dense["prefill_s_per_token"] / pp,
         "prefill_s_per_pair": dense["prefill_s_per_pair"] / pp,
-        "beyond": Beyond.of(gpu, model, tp),
-    }
+        "beyond": beyond,
+    } | own_draft

@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.fields import Tier
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_constants import dense_constants, served_constants
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel
@@ -162,7 +161,8 @@ class CostModel:
             one kind of link joins.
         """
         tp = tensor_parallel
-        if tp < 1 or model.heads % tp:
+        apart = isinstance(model, LargeModel) and model.attention_data_parallel
+        if tp < 1 or (model.heads % tp and not apart):
             allowed = f"a positive divisor of the {model.heads} heads of {model.name}"
             checks.refuse("tensor_parallel", tp, allowed)
         if tp > gpu.link_gpus:
@@ -177,44 +177,6 @@ class CostModel:
         if isinstance(gpu, ServedGpu) and isinstance(model, LargeModel):
             constants |= served_constants(constants, gpu, model, tp)
         return cls(**constants)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form that ``from_dict`` reads back exactly."""
-        data = dataclasses.asdict(self)
-        if self.beyond is not None and self.beyond.mixers is None:
-            del data["beyond"]["mixers"]
-        absent = [name for name in _OPTIONAL if not data[name]]
-        return {name: value for name, value in data.items() if name not in absent}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "CostModel":
-        """Inverse of ``to_dict``, also after a round trip through JSON.
-
-        Raises:
-          InputError: a field is missing, unknown, or not a finite non-negative number; an exponent
-            or the draft's depth is 0.
-        """
-        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
-        fields = checks.JsonObject(data, "cost_model", kinds)
-        values: dict[str, Any] = {}
-        for name, kind in kinds.items():
-            if name == "beyond":
-                if name in fields:
-                    values[name] = Beyond.from_dict(fields.inside(name))
-            elif kind is str:
-                values[name] = fields.text(name)
-            elif kind is int:
-                values[name] = fields.whole(name, 1)
-            elif kind is float and name not in _OPTIONAL:
-                values[name] = fields.number(name, 0)
-            elif kind is float:
-                values[name] = fields.number(name, 0, default=0.0)
-            else:
-                values[name] = fields.numbers(name, len(Tier), 0)
-        for name in _DIVISORS:
-            if 0 in np.ravel(values[name]):
-                checks.refuse(fields.name(name), values[name], "above 0")
-        return cls(**values)
 
     def linear_s(self, tokens: ArrayLike, tier: int = 0) -> np.ndarray:
         """t_lin of ``tokens`` (any shape) in the body, with elementwise kernels and all-reduces."""
@@ -243,6 +205,9 @@ class CostModel:
         """
         seqs, kv_tokens = np.asarray(seqs, np.float64), np.asarray(kv_tokens, np.float64)
         q, beyond = self.attention_q, self.beyond
+        if beyond is not None:
+            fullest = beyond.fullest(seqs)
+            seqs, kv_tokens = fullest * seqs, fullest * kv_tokens
         schedule_s = self.attention_base_s + self.attention_s_per_sequence * seqs
 
         def kernel_s(read_s: np.ndarray) -> np.ndarray:
@@ -294,15 +259,24 @@ class CostModel:
         seqs: ArrayLike,
         kv_tokens: ArrayLike,
         prompt_tokens: ArrayLike = 0.0,
+        tier: int = 0,
     ) -> np.ndarray:
-        """EAGLE draft of ``depth`` tokens per sequence; 0 at depth 0.
+        """Draft of ``depth`` tokens per sequence; 0 at depth 0.
 
-        Every verified or prefilled token runs through the draft's one layer. The fixed part was
-        measured as one constant for the depths in use; deeper drafts are extrapolated by their
-        sequential passes, which can not be free.
+        Every verified or prefilled token runs through the layer of an EAGLE draft. Its fixed part
+        was measured as one constant for the depths in use; deeper drafts are extrapolated by their
+        sequential passes, which can not be free. A model that drafts with layers of its own passes
+        through them once for each token of the depth, first with every verified or prefilled
+        token, then with one of each sequence; the head follows every pass.
         """
-        depth = np.asarray(depth, np.float64)
-        tokens = np.asarray(seqs, np.float64) * (depth + 1) + np.asarray(prompt_tokens, np.float64)
+        depth, seqs = np.asarray(depth, np.float64), np.asarray(seqs, np.float64)
+        tokens = seqs * (depth + 1) + np.asarray(prompt_tokens, np.float64)
+        if self.beyond is not None and self.beyond.drafting_layers:
+            share = self.beyond.drafting_layers / self.layers
+            head_s = self.head_s(seqs) + self.beyond.draft_pass_s
+            pass_s = head_s + share * self.decode_attention_s(seqs, kv_tokens)
+            layer_s = self.linear_s(tokens, tier) + (depth - 1) * self.linear_s(seqs, tier)
+            return np.where((depth > 0) & (tokens > 0), depth * pass_s + share * layer_s, 0.0)
         draft_s = (
             self.draft_fixed_s * np.maximum(1.0, depth / self.draft_flat_depth)
             + self.draft_s_per_token * tokens
@@ -332,7 +306,8 @@ class CostModel:
           tier: quantisation tier of the weights.
         """
         if self.beyond is not None:
-            return self._iteration_beyond_s(decode_seqs, kv_tokens, chunks, speculation_depth, tier)
+            work = (decode_seqs, kv_tokens, chunks, speculation_depth, tier)
+            return self._iteration_beyond_s(*work)
         decode_tokens = decode_seqs * (speculation_depth + 1)
         prompt_tokens, pairs = 0, 0.0
         for chunk, prefix in chunks:
@@ -386,7 +361,12 @@ class CostModel:
         depth: int,
         tier: int,
     ) -> float:
-        """``iteration_s`` from the methods of single kernels, with the terms of ``beyond``."""
+        """``iteration_s`` from the methods of single kernels, with the terms of ``beyond``. Where
+        prompts have iterations of their own, the time of both, without the second one's host time,
+        which the first one hides."""
+        if self.beyond is not None and self.beyond.prefill_first and decode_seqs and chunks:
+            prompts_s = self._iteration_beyond_s(0, 0.0, chunks, depth, tier) - self.host_s
+            return prompts_s + self._iteration_beyond_s(decode_seqs, kv_tokens, (), depth, tier)
         decode_tokens = decode_seqs * (depth + 1)
         prompt_tokens = sum(chunk for chunk, _ in chunks)
         tokens = decode_tokens + prompt_tokens
@@ -397,7 +377,7 @@ class CostModel:
             + self.linear_s(tokens, tier)
             + self.head_s(decode_tokens + len(chunks))
             + self.decode_attention_s(decode_seqs, kv_tokens)
-            + self.draft_s(depth, decode_seqs, kv_tokens, prompt_tokens)
+            + self.draft_s(depth, decode_seqs, kv_tokens, prompt_tokens, tier)
         )
         if prompt_tokens:
             total_s += self.layers * self.prefill_constant_s
@@ -420,7 +400,7 @@ class CostModel:
             + self.linear_s(tokens, tier)
             + self.head_s(tokens)
             + self.decode_attention_s(batch, kv_tokens)
-            + self.draft_s(depth, batch, kv_tokens)
+            + self.draft_s(depth, batch, kv_tokens, 0.0, tier)
         )
         if self.beyond is not None:
             total_s = total_s + self.beyond.sequence_s * batch
@@ -448,9 +428,10 @@ class CostModel:
 
         The sum over the prompt's chunks of t(batch + chunk) - t(batch): what prefill steals from
         decoding. The batch's context cancels, except in what mixed iterations take longer or at
-        least: there it is as long as the prompt, as ``itl_ms`` of a table has it. A chunk gets what
-        the verified tokens leave of the budget, at least ``MIN_CHUNK_SHARE`` of it. Arguments
-        broadcast.
+        least: there it is as long as the prompt, as ``itl_ms`` of a table has it. Where prompts
+        have iterations of their own, decoding pauses for them, and their host time is hidden. A
+        chunk gets what the verified tokens leave of the budget, at least ``MIN_CHUNK_SHARE`` of it.
+        Arguments broadcast.
 
         Args:
           batch: decoding sequences of the GPU.
@@ -462,6 +443,9 @@ class CostModel:
         batch, prompt_tokens, depth = np.broadcast_arrays(
             *(np.asarray(x, np.float64) for x in (batch, prompt_tokens, depth))
         )
+        if self.beyond is not None and self.beyond.prefill_first and np.any(batch > 0):
+            alone_s = self.prefill_added_s(0, prompt_tokens, depth, tier, token_budget)
+            return np.where(batch > 0, np.maximum(alone_s - self.host_s, 0.0), alone_s)
         decode_tokens = batch * (depth + 1)
         chunk = np.maximum(token_budget - decode_tokens, MIN_CHUNK_SHARE * token_budget)
         chunk = np.minimum(chunk, prompt_tokens)
@@ -496,11 +480,6 @@ class CostModel:
         eager = np.where(decode_tokens + chunk > captured, np.maximum(iterations - 1, 0), 0)
         eager = eager + (decode_tokens + last > captured)
         return np.maximum(total_s, eager * least_s)
-
-
-_OPTIONAL = ("beyond", "mixed_share", "mixed_s_per_sequence")
-"""Terms that a table leaves out where it has none."""
-_DIVISORS = ("linear_p", "attention_q", "draft_flat_depth")
 
 
 def _longer(constants: CostModel | Beyond | OtherMixers, factor: float) -> dict[str, Any]:

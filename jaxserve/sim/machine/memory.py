@@ -33,12 +33,18 @@ def weights_bytes(model: LlmModel, tier: int, tensor_parallel: int = 1) -> float
         if model.attention_data_parallel:
             copied = model.mixer_parameters * model.body_stored_bytes[tier]
             body += (tensor_parallel - 1) * copied
+            outer *= tensor_parallel
         body /= model.pipeline_parallel
     return (body + outer) / tensor_parallel
 
 
 def draft_bytes(model: LlmModel, tensor_parallel: int = 1) -> float:
-    """Weights of an EAGLE draft, which shares the target's embedding and head."""
+    """Weights of a draft, which shares the target's embedding and head: EAGLE's in bf16, the
+    model's own drafting layers in the format of tier 0."""
+    if isinstance(model, LargeModel) and model.drafting_layers:
+        stored = model.body_parameters * model.body_stored_bytes[0]
+        stored += model.expert_parameters * model.expert_stored_bytes[0]
+        return stored * model.drafting_layers / model.layers / tensor_parallel
     return model.draft_parameters * BF16_BYTES / tensor_parallel
 
 

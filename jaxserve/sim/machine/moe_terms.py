@@ -1,26 +1,24 @@
 """Terms of an iteration that a dense model on one GPU has none of: collectives, experts, windows.
 
     t_all-reduce = sublayers (fixed + bytes / rate of the algorithm that their size chooses)
-    t_experts    = Le c + [(touched(m) We)^p + (m ae)^p]^(1/p)
+    t_experts    = Le c + [(touched(m) We)^p + (m ae)^p]^(1/p) + m k h v / BW
     touched(m)   = 1 - (1 - k / E)^(m^z)
 
 m are the tokens of the iteration, Le the layers with E experts of which a token runs through k, We
-the seconds to read all of their weights, ae the arithmetic of a token in its k. An iteration that
+the seconds to read all of their weights, ae the arithmetic of a token in its k, each of which moves
+v bytes for each of the h numbers of the token's row. An iteration that
 has prompt tokens, and more tokens than recorded graphs cover, takes ``eager_s`` at least: the host
 launches its kernels one by one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxserve import checks
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.collectives import AllReduce
 from jaxserve.sim.machine.hardware import LlmModel
@@ -48,6 +46,8 @@ class Beyond:
     """arithmetic of a token in the experts that it runs through, each tier."""
     expert_p: tuple[float, float, float]
     """exponent that joins the two, each tier."""
+    expert_move_s_per_token: tuple[float, float, float]
+    """seconds in which the rows of a token are moved to its experts and back, each tier."""
     missed_share: float
     """share of a layer's experts that one token does not run through; 1 without experts."""
     routing_spread: float
@@ -64,7 +64,16 @@ class Beyond:
     captured_tokens: float = 0.0
     """most tokens of an iteration with prompt tokens that is a recorded graph."""
     sequence_s: float = 0.0
-    """seconds for each sequence that an iteration gives a token."""
+    """seconds for each sequence that an iteration gives a token; GPUs with sequences of their own
+    have hosts of their own."""
+    ranks: float = 1.0
+    """GPUs with sequences of their own; the one with most of them ends the attention of all."""
+    prefill_first: float = 0.0
+    """1 where prompts have iterations of their own, for which running sequences wait; else 0."""
+    drafting_layers: float = 0.0
+    """layers of the model's own kind that draft; 0 where an EAGLE draft does."""
+    draft_pass_s: float = 0.0
+    """seconds outside the kernels of each pass through them."""
     mixers: OtherMixers | None = None
     """layers with states and indexers; None without."""
 
@@ -76,6 +85,10 @@ class Beyond:
         chosen = experts.per_token / experts.count if experts else 0.0
         stored = model.expert_parameters / tp
         window = model.window
+        ranks = float(tp) if model.attention_data_parallel else 1.0
+        # Each GPU of a group has a part of every expert, or some experts whole.
+        rows = model.expert_layers * model.hidden * (experts.per_token if experts else 0)
+        rows /= gpu.bandwidth_bytes_per_s * (tp if model.expert_parallel else ranks) * pp
         return cls(
             collectives=_collectives(gpu, model, tp),
             expert_constant_s=model.expert_layers
@@ -88,6 +101,7 @@ class Beyond:
                 2 * chosen * stored / pp / (fit.flops_per_s * fit.flops_efficiency) for fit in fits
             ),
             expert_p=by_tier(fit.p_norm for fit in fits),
+            expert_move_s_per_token=by_tier(rows * each for each in gpu.moved_bytes),
             missed_share=1 - chosen,
             routing_spread=gpu.routing_spread,
             batch_share=1 / pp,
@@ -96,7 +110,11 @@ class Beyond:
             eager_s=gpu.engine.eager_layer_s * (model.layers - model.expert_layers)
             + gpu.engine.eager_expert_layer_s * model.expert_layers,
             captured_tokens=gpu.engine.captured_tokens,
-            sequence_s=gpu.engine.sequence_s / pp,
+            sequence_s=gpu.engine.sequence_s / pp / ranks,
+            ranks=ranks,
+            prefill_first=float(gpu.engine.prefill_first),
+            drafting_layers=float(model.drafting_layers),
+            draft_pass_s=gpu.engine.draft_pass_s if model.drafting_layers else 0.0,
             mixers=OtherMixers.of(gpu, model, tp),
         )
 
@@ -105,7 +123,7 @@ class Beyond:
         """Whether collectives are the only terms that add anything."""
         engine_s = self.eager_s + self.sequence_s
         mixers = self.window_layers or self.mixers is not None
-        return self.missed_share == 1 and not mixers and not engine_s
+        return self.missed_share == 1 and not (mixers or engine_s or self.prefill_first)
 
     @classmethod
     def of_links(cls, all_reduce: AllReduce, model: LlmModel, tensor_parallel: int) -> Beyond:
@@ -116,6 +134,7 @@ class Beyond:
             expert_read_s=(0.0, 0.0, 0.0),
             expert_s_per_token=(0.0, 0.0, 0.0),
             expert_p=(1.0, 1.0, 1.0),
+            expert_move_s_per_token=(0.0, 0.0, 0.0),
             missed_share=1.0,
             routing_spread=1.0,
             batch_share=1.0,
@@ -123,6 +142,11 @@ class Beyond:
             window_tokens=0.0,
             eager_s=0.0,
         )
+
+    def fullest(self, sequences: np.ndarray) -> np.ndarray:
+        """Sequences of the fullest GPU with its own, relative to the mean of all; 1 without."""
+        even = np.ceil(sequences / self.ranks) * self.ranks
+        return np.where((self.ranks > 1) & (sequences > 0), even / np.maximum(sequences, 1e-9), 1.0)
 
     def linear_s(self, tokens: ArrayLike, tier: int) -> np.ndarray:
         """Seconds of collectives and experts of ``tokens`` (any shape)."""
@@ -137,34 +161,8 @@ class Beyond:
             read_s = self.expert_read_s[tier] * (1 - self.missed_share**together)
             arithmetic_s = self.expert_s_per_token[tier] * tokens
             total_s = total_s + self.expert_constant_s + (read_s**p + arithmetic_s**p) ** (1 / p)
+            total_s = total_s + self.expert_move_s_per_token[tier] * tokens
         return total_s
-
-    @classmethod
-    def from_dict(cls, fields: checks.JsonObject) -> Beyond:
-        """Inverse of ``to_dict``, also after a round trip through JSON.
-
-        Raises:
-          InputError: a field is missing or not a finite non-negative number; an exponent is 0.
-        """
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            if field.name == "collectives":
-                name = fields.name("collectives")
-                values["collectives"] = tuple(
-                    _line(name, line) for line in fields.entries("collectives")
-                )
-            elif field.name == "mixers":
-                if field.name in fields:
-                    values[field.name] = OtherMixers.from_dict(fields.inside(field.name))
-            elif field.type == "float":
-                known = field.default is not dataclasses.MISSING
-                default = field.default if known else checks.MISSING
-                values[field.name] = fields.number(field.name, 0, default=default)
-            else:
-                values[field.name] = fields.numbers(field.name, 3, 0)
-        if 0 in values["expert_p"]:
-            checks.refuse(fields.name("expert_p"), values["expert_p"], "above 0")
-        return cls(**values)
 
 
 def _collectives(
@@ -173,7 +171,10 @@ def _collectives(
     if tensor_parallel == 1:
         return ((0.0, 0.0, 0.0),)
     if model.attention_data_parallel:
-        sent = _SENT_BYTES * model.hidden * (model.experts.per_token if model.experts else 1)
+        # A token is sent once to every GPU that has some of its experts.
+        chosen = model.experts.per_token if model.experts else 1
+        reached = tensor_parallel * (1 - (1 - 1 / tensor_parallel) ** chosen)
+        sent = _SENT_BYTES * model.hidden * reached
         away = (tensor_parallel - 1) / tensor_parallel**2
         rate = gpu.all_reduce.ring_bytes_per_s
         fixed_s = _EXCHANGES * model.expert_layers * gpu.all_reduce.two_shot_s
@@ -193,13 +194,6 @@ def _all_reduces(
         (0.0 if largest == float("inf") else largest / share, count * fixed_s, count * each * share)
         for largest, fixed_s, each in lines
     )
-
-
-def _line(name: str, line: Any) -> tuple[float, float, float]:
-    if not isinstance(line, list | tuple) or len(line) != 3:
-        checks.refuse(name, line, "lines of three numbers")
-    first, second, third = (checks.number(name, value, 0) for value in line)
-    return first, second, third
 
 
 def by_tier(values: Iterable[float]) -> tuple[float, float, float]:

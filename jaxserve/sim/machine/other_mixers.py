@@ -18,7 +18,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from jaxserve.checks import JsonObject
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.stack import ServedGpu
 
@@ -81,15 +80,6 @@ class OtherMixers:
                 flops / (peak * gpu.latent_flops_efficiency),
             )
         return cls(**times)
-
-    @classmethod
-    def from_dict(cls, fields: JsonObject) -> OtherMixers:
-        """Parses ``dataclasses.asdict`` of these terms.
-
-        Raises:
-          InputError: a field is missing or not a finite non-negative number.
-        """
-        return cls(**{each.name: fields.number(each.name, 0) for each in dataclasses.fields(cls)})
 
     def read_s(self, s_per_token: float, seqs: Any, kv_tokens: Any) -> Any:
         """Seconds that a layer of attention reads the KV of a decode step, indexer included;

@@ -44,6 +44,8 @@ class Stack:
     """groups of GPUs that share the layers among them."""
     attention_data_parallel: bool = False
     """each GPU attends for sequences of its own, and experts are divided among the GPUs."""
+    expert_parallel: bool = False
+    """each GPU has some experts whole also where all attend together, not a part of each."""
 
     @classmethod
     def from_dict(cls, data: Any, where: str) -> Stack:
@@ -66,6 +68,8 @@ class Stack:
             values["pipeline_parallel"] = item.whole("pipeline_parallel", 1, MAX_GROUPS)
         if "attention_data_parallel" in item:
             values["attention_data_parallel"] = item.flag("attention_data_parallel")
+        if "expert_parallel" in item:
+            values["expert_parallel"] = item.flag("expert_parallel")
         return cls(**values)
 
 
@@ -82,6 +86,8 @@ class EngineTimes:
     a sequence whose drafts are verified counts once."""
     expert_layer_s: float
     """seconds per layer of experts outside their products: routing, permutation, their sum."""
+    draft_pass_s: float
+    """seconds outside the kernels of each pass through layers that draft."""
     captured_tokens: float
     """most tokens of an iteration with prompt tokens whose kernels the engine replays as a recorded
     graph; 0 where it records graphs of decoding alone."""
@@ -100,6 +106,9 @@ class ServedGpu(Gpu):
 
     expert_linear: tuple[LinearFit, LinearFit, LinearFit]
     """products of routed experts in the format of each tier."""
+    moved_bytes: tuple[float, float, float]
+    """bytes that experts in the format of each tier move for each number of a token's row, of which
+    every expert of the token takes one: gathered, quantised, written and summed."""
     routing_spread: float
     """exponent of the tokens in the share of experts that a batch touches: 1 where every token
     picks at random, less where tokens of one iteration pick alike."""
@@ -136,6 +145,7 @@ def load_engine(name: str, version: str | None = None) -> EngineTimes:
         host_s=item.number("host_s", 0),
         sequence_s=item.number("sequence_s", 0),
         expert_layer_s=item.number("expert_layer_s", 0),
+        draft_pass_s=item.number("draft_pass_s", 0),
         captured_tokens=item.number("captured_tokens", 0),
         eager_layer_s=item.number("eager_layer_s", 0),
         eager_expert_layer_s=item.number("eager_expert_layer_s", 0),
@@ -180,6 +190,7 @@ def serve(gpu_name: str, model_name: str, stack: Stack | None) -> tuple[Gpu, Llm
         "kv_format": stack.kv_format,
         "pipeline_parallel": stack.pipeline_parallel,
         "attention_data_parallel": stack.attention_data_parallel,
+        "expert_parallel": stack.expert_parallel,
     }
     if isinstance(model, LargeModel):
         model = dataclasses.replace(model, **layout)
@@ -194,31 +205,58 @@ def _served_gpu(name: str, model: LargeModel, stack: Stack) -> ServedGpu:
         allowed = f"one with constants of served formats: {', '.join(_served_names())}"
         checks.refuse("gpu", Path(name).stem, allowed)
     served = data.inside("served")
-    formats = served.inside("formats")
-    experts = served.inside("experts")
 
-    def fits(group: JsonObject, names: list[str]) -> tuple[LinearFit, LinearFit, LinearFit]:
-        known = [key for key in group if key != "source"]
+    def fits(group: str, names: list[str]) -> tuple[LinearFit, LinearFit, LinearFit]:
+        products = served_products(served, group, stack.engine)
+        known = [key for key in products if key != "source"]
         first, second, third = (
-            block(LinearFit, group, checks.one_of(f"format on {Path(name).stem}", each, known))
+            block(LinearFit, products, checks.one_of(f"format on {Path(name).stem}", each, known))
             for each in names
         )
         return first, second, third
+
+    def moved(number_format: str) -> float:
+        products = served_products(served, "experts", stack.engine)
+        known = model.experts is not None and "moved_bytes" in products.get(number_format, {})
+        return products.inside(number_format).number("moved_bytes", 0) if known else 0.0
 
     body = [rest_of(each) if model.experts else each for each in stack.formats]
     engine = load_engine(stack.engine, stack.version)
     gpu = load_gpu(name)
     values = {field.name: getattr(gpu, field.name) for field in dataclasses.fields(Gpu)}
     values |= {
-        "linear": fits(formats, body),
-        "expert_linear": fits(experts, list(stack.formats)) if model.experts else gpu.linear,
-        "routing_spread": experts.positive("routing_spread"),
+        "linear": fits("formats", body),
+        "expert_linear": fits("experts", list(stack.formats)) if model.experts else gpu.linear,
+        "moved_bytes": tuple(moved(each) for each in stack.formats),
+        "routing_spread": served.inside("experts").positive("routing_spread"),
         "latent_flops_efficiency": served.inside("latent").positive("flops_efficiency"),
         "all_reduce": block(AllReduce, served, "all_reduce"),
         "host_s": engine.host_s,
         "engine": engine,
     }
     return ServedGpu(**values)
+
+
+def served_products(served: JsonObject, group: str, engine: str) -> JsonObject:
+    """Constants of products by format: those of the GPU's file, and in their place what the kernels
+    of the engine reach on GPUs of its family.
+
+    Args:
+      served: group ``served`` of the GPU's file.
+      group: ``formats`` or ``experts``.
+      engine: name of the engine.
+    """
+    where = f"engines/{engine}.json"
+    data = JsonObject(load_json(where), where)
+    own = data.inside("products").inside(served.text("family")).get(group, {})
+    shared = served.inside(group)
+    merged = dict(shared)
+    for name in shared:
+        if name in own:
+            merged[name] = {**shared.inside(name), **own[name], "source": data.text("source")}
+    if "int8" in shared and "fp8" in own:  # assumed to run as fp8 does, as its source says
+        merged["int8"] = {**shared.inside("int8"), **own["fp8"]}
+    return JsonObject(merged, shared.where)
 
 
 def _served_names() -> list[str]:

@@ -43,6 +43,8 @@ class OwnEngine:
     """serving stack of a latency table."""
     measured: Extent | None = None
     """extent of the load test that a latency table was fitted to."""
+    from_constants: bool = False
+    """whether times follow from the constants of the GPU's file alone."""
 
     @classmethod
     def of_table(
@@ -57,6 +59,7 @@ class OwnEngine:
             metadata.tensor_parallel,
             metadata.stack,
             metadata.measured,
+            metadata.fit_error is None,
         )
 
     @property

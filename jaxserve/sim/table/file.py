@@ -39,6 +39,7 @@ from jaxserve.arrays.convert import numpy_of
 from jaxserve.datafiles import data_dir, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_DEPTH, TOKEN_BUDGETS, Tier
+from jaxserve.sim.machine.cost_json import cost_from_dict, cost_to_dict
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import MAX_KV_POOL_TOKENS
 from jaxserve.sim.machine.stack import Stack
@@ -132,7 +133,7 @@ class TableMetadata:
 
     def to_json(self) -> str:
         """JSON form that ``from_json`` reads back exactly."""
-        data = dataclasses.asdict(self) | {"cost_model": self.cost_model.to_dict()}
+        data = dataclasses.asdict(self) | {"cost_model": cost_to_dict(self.cost_model)}
         for name in ("calibration", "stack", "measured"):
             if data[name] is None:
                 del data[name]
@@ -160,7 +161,7 @@ class TableMetadata:
             tensor_parallel=fields.whole("tensor_parallel", 1),
             token_budget=fields.whole("token_budget", *TOKEN_BUDGETS),
             fit_error=None if error is None else fields.number("fit_error", 0),
-            cost_model=CostModel.from_dict(fields.inside("cost_model")),
+            cost_model=cost_from_dict(fields.inside("cost_model")),
             calibration=Calibration.from_dict(fields.inside("calibration", known))
             if calibrated
             else None,

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from jaxserve.show.style import BLUE, RED
 from jaxserve.studies.fidelity.all_reduce import all_reduce_fidelity
+from jaxserve.studies.fidelity.disaggregated import disaggregated_fidelity
 from jaxserve.studies.fidelity.fast_vs_reference import fast_vs_reference
 from jaxserve.studies.fidelity.kernels import kernel_fidelity
 from jaxserve.studies.fidelity.measurements import FidelityRow
@@ -31,6 +32,7 @@ MEASURED: dict[str, Callable[[Path], list[FidelityRow]]] = {
     "cost model against all-reduce": all_reduce_fidelity,
     "cost model against silicon": silicon_fidelity,
     "cost model against servers": served_fidelity,
+    "cost model against servers apart": disaggregated_fidelity,
     "reference against Vidur": vidur_fidelity,
     "reference against vLLM": vllm_fidelity,
     "reference against vLLM with experts": vllm_expert_fidelity,

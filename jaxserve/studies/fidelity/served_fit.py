@@ -42,7 +42,8 @@ LARGEST_SHARE = 0.97
 WEAK = 0.02
 """Residual of a constant at e times its centre."""
 OF_VERSION = 0.3
-"""Residual of a version's constant at e times its engine's."""
+"""Residual of a version's constant at e times its engine's, and of a product's at e times its
+measured kernels'."""
 KV_SHARE = 0.8
 """KV pool as a share of the memory beside the weights: 0.75 to 0.9 in the recipes."""
 RUN_FOLDS = 5
@@ -82,6 +83,8 @@ class Constant:
     """their model."""
     experts: bool | None = None
     """whether their model has experts."""
+    of_kernels: bool = False
+    """whether the centre is what measured kernels reach."""
 
     def applies(self, server: Served) -> bool:
         """Whether a server has the constant."""
@@ -131,16 +134,9 @@ def fitted_constants(rows: Sequence[ServedRow]) -> list[Constant]:
         for constant in _engine_constants(item, engine, sorted(versions[engine] - {""}))
     ]
     constants += [
-        Constant(
-            name=f"{gpus[0]} {weights} {item['group']} {item['field']}",
-            group=item["group"],
-            field=item["field"],
-            centre=item["centre"],
-            gpus=gpus,
-            weights=weights,
-            experts=_EXPERTS[item["servers"]],
-        )
-        for gpus in gpu_families().values()
+        _product_constant(listed, item, engine, family, weights)
+        for engine in sorted(versions)
+        for family in gpu_families()
         for weights in listed["formats"]
         for item in listed["products"]
     ]
@@ -158,6 +154,24 @@ def fitted_constants(rows: Sequence[ServedRow]) -> list[Constant]:
     return [each for each in constants if any(map(each.applies, servers))]
 
 
+def _product_constant(
+    listed: dict[str, Any], item: dict[str, Any], engine: str, family: str, weights: str
+) -> Constant:
+    """A constant of an engine's products in a format on a family of GPUs."""
+    kernels = listed["kernels"][engine][family][item["group"]].get(weights, {})
+    return Constant(
+        name=f"{engine} {family} {weights} {item['group']} {item['field']}",
+        group=item["group"],
+        field=item["field"],
+        centre=kernels.get(item["field"], item["centre"]),
+        engine=engine,
+        gpus=gpu_families()[family],
+        weights=weights,
+        experts=_EXPERTS[item["servers"]],
+        of_kernels=item["field"] in kernels,
+    )
+
+
 def _engine_constants(item: dict[str, Any], engine: str, versions: list[str]) -> list[Constant]:
     """An engine's constant, followed by those of its versions."""
     if item.get("mixes_prompts") and load_engine(engine).prefill_first:
@@ -168,6 +182,7 @@ def _engine_constants(item: dict[str, Any], engine: str, versions: list[str]) ->
         field=item["field"],
         centre=item["centre"],
         engine=engine,
+        model=item.get("model"),
         experts=_EXPERTS[item["servers"]],
         without=tuple(v for v in versions if not _shipped_time(engine, v, item["field"])),
     )
@@ -257,8 +272,7 @@ class Prediction:
                 gpu = constant.put(gpu, value)
         return self._loop(server).tpot_s(
             CostModel.of(gpu, model, server[2]),
-            prefill_first=gpu.engine.prefill_first,
-            kv_tokens=_kv_tokens(gpu, model, server[2]),
+            kv_tokens=kv_pool_tokens(gpu, model, server[2]),
             reserves=gpu.engine.name == "trtllm",
             accepted=accepted,
         )
@@ -275,12 +289,12 @@ class Prediction:
         for server, places in self._groups.items():
             gpu, model = shipped(server[0], server[1], known_version(server[3]))
             cost = CostModel.of(gpu, model, server[2])
-            kv_tokens = _kv_tokens(gpu, model, server[2])
+            kv_tokens = kv_pool_tokens(gpu, model, server[2])
             result[places] = self._loop(server).through_table_s(cost, kv_tokens)
         return result
 
 
-def _kv_tokens(gpu: ServedGpu, model: LargeModel, gpus: int) -> float:
+def kv_pool_tokens(gpu: ServedGpu, model: LargeModel, gpus: int) -> float:
     """Tokens that the KV pool of a measured server holds."""
     left = gpu.memory_bytes - weights_bytes(model, 0, gpus)
     return KV_SHARE * left / kv_bytes_per_token(model, False, gpus)
@@ -294,18 +308,20 @@ def fit(
     Args:
       rows: measured loops.
       constants: constants to fit.
-      of_version: weight of the prior that draws a version to its engine.
+      of_version: weight of the priors that draw a version to its engine, and a product to its
+        kernels.
 
     Returns:
       float64[constants].
     """
     prediction = Prediction(rows, constants)
-    start, measured_s = prediction.start(), np.array([row.tpot_s for row in rows])
+    measured_s = np.array([row.tpot_s for row in rows])
     place = {each.name: i for i, each in enumerate(constants)}
     parents = np.array([place[each.parent] if each.parent else -1 for each in constants])
     centres = np.array([each.centre for each in constants])
     most = np.array([LARGEST_SHARE if each.is_share else np.inf for each in constants])
-    weights = np.where(parents < 0, WEAK, of_version)
+    drawn = (parents >= 0) | np.array([each.of_kernels for each in constants])
+    weights = np.where(drawn, of_version, WEAK)
 
     def values(logs: np.ndarray) -> np.ndarray:
         whole = logs + np.where(parents < 0, 0.0, logs[parents])
@@ -315,11 +331,10 @@ def fit(
         rows_off = np.log(prediction.tpot_s(values(logs)) / measured_s)
         return np.concatenate([rows_off, weights * logs])
 
-    whole = np.log(start / centres)
-    logs = whole - np.where(parents < 0, 0.0, whole[parents])
-    servers = {row.served for row in rows}
-    logs = np.where([any(map(each.applies, servers)) for each in constants], logs, 0.0)
-    found = least_squares(residuals, logs, loss="soft_l1", f_scale=_NOISE, max_nfev=25)
+    # From the centres, so that the result does not depend on the shipped values.
+    found = least_squares(
+        residuals, np.zeros(len(constants)), loss="soft_l1", f_scale=_NOISE, max_nfev=50
+    )
     return values(found.x)
 
 

@@ -16,19 +16,17 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import load_json
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.sim.table.closed_loop import SHARED_TOKENS, closed_loop
 from jaxserve.studies.fidelity.served_recipes import mean_tokens
 
 TOKEN_BUDGET = 8192
 """Tokens per iteration of the measured engines: TensorRT-LLM's default, also in the recipes for
 vLLM."""
-SHARED_TOKENS = 1024
-"""Prompt tokens that share an iteration. The only run with shorter prompts (TensorRT-LLM, 128 to
-1,024 tokens) loses no time to prompts that fit together in this many; longer prompts run alone."""
 WAITED_TOKENS = 0.9 * 16384
 """Most prompt tokens that a server gathers while it holds prompts back: the recipe's
 ``batch_wait_max_tokens_ratio`` times its ``max_num_tokens``."""
@@ -46,6 +44,11 @@ class Accepted:
     """chance in outputs below ``LONG_OUTPUT``."""
     long: float
     """chance in longer outputs."""
+
+    def tokens_per_step(self, output: ArrayLike, drafts: ArrayLike) -> np.ndarray:
+        """Mean tokens that a step with this many drafts yields for a sequence, 1 without drafts."""
+        right = np.where(np.asarray(output) >= LONG_OUTPUT, self.long, self.short)
+        return (1 - right ** (np.asarray(drafts) + 1)) / (1 - right)
 
 
 @functools.cache
@@ -80,7 +83,6 @@ class Loop:
         self,
         cost: CostModel,
         *,
-        prefill_first: bool,
         kv_tokens: float = float("inf"),
         reserves: bool = False,
         accepted: Accepted | None = None,
@@ -89,7 +91,6 @@ class Loop:
 
         Args:
           cost: iteration times of the server.
-          prefill_first: whether prompts have iterations of their own.
           kv_tokens: capacity of the KV pool, tokens.
           reserves: whether admission reserves KV for the whole output.
           accepted: chances that drafts are right; None for the shipped chances.
@@ -99,12 +100,12 @@ class Loop:
         held = prompt + output * (1.0 if reserves else 0.5)
         running = np.minimum(self.concurrency, self.most_running)
         running = np.minimum(running, np.maximum(kv_tokens / held, 1.0))
-        tokens = self.tokens_per_step(accepted)
+        tokens = accepted.tokens_per_step(self.output, self.drafts)
         decode_s = cost.decode_s(running, prompt + output / 2, self.drafts) / tokens
-        if prefill_first:
-            alone_s = cost.prefill_alone_s(prompt, token_budget=TOKEN_BUDGET) - cost.host_s
+        if cost.beyond is not None and cost.beyond.prefill_first:
+            pause_s = cost.prefill_added_s(running, prompt, token_budget=TOKEN_BUDGET)
             paused = np.where(self.equal, 0.5, 1.0) * (running - 1)
-            return decode_s + paused / output * alone_s
+            return decode_s + paused / output * pause_s
         together = self._together(running, prompt, output)
         others = np.ceil(running / together) - 1
         added = together * prompt
@@ -114,28 +115,24 @@ class Loop:
         pairs_s -= together * cost.prefill_attention_s(prompt, 0)
         return decode_s + others / output * (added_s - pairs_s)
 
-    def tokens_per_step(self, accepted: Accepted) -> np.ndarray:
-        """Mean tokens that a step yields for a sequence, 1 without drafts."""
-        right = np.where(self.output >= LONG_OUTPUT, accepted.long, accepted.short)
-        return (1 - right ** (self.drafts + 1)) / (1 - right)
-
     def through_table_s(self, cost: CostModel, kv_tokens: float, tier: int = 0) -> np.ndarray:
         """``tpot_s`` by the closed loop that fills latency tables.
 
-        That loop mixes prompts with decoding and knows only one start option of the servers, the
-        tokens of an iteration.
+        That loop knows two start options of the servers, the tokens of an iteration and the limit
+        of running sequences, which is the batch cap of a table.
         """
         prompt, output = (mean_tokens(each, self.equal) for each in (self.prompt, self.output))
         return closed_loop(
             cost,
-            self.concurrency,
+            np.minimum(self.concurrency, self.most_running),
             prompt,
             output,
             depth=self.drafts,
             tier=tier,
-            tokens_per_step=self.tokens_per_step(shipped_accepted()),
+            tokens_per_step=shipped_accepted().tokens_per_step(self.output, self.drafts),
             kv_tokens=kv_tokens,
             token_budget=TOKEN_BUDGET,
+            in_step=self.equal,
         ).tpot_s
 
     def _together(self, running: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:

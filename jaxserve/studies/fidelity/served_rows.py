@@ -197,15 +197,15 @@ def _row(item: dict[str, object]) -> ServedRow | str:
         return "disaggregated"
     if model is None or gpu is None:
         return "model" if model is None else "GPU"
-    tp, experts = _number(item["tp_size"]), _number(item["moe_ep_size"])
-    ranks, share = _number(item["attention_dp_size"]), _number(item["moe_tp_size"])
+    tp, experts = number(item["tp_size"]), number(item["moe_ep_size"])
+    ranks, share = number(item["attention_dp_size"]), number(item["moe_tp_size"])
     product = tp * ranks
     # Some rows have the product of two sizes that are one and the same, number of GPUs both.
     doubled = (share == experts > 1 and product == experts * share) or tp == ranks > 1
     gpus = round(product**0.5) if doubled else round(product)
     told = re.search(r"silicon_concurrency=(\d+)", str(item["silicon_data_source"]))
-    concurrency = float(told.group(1)) if told else _number(item["batch_size"])
-    if gpus > LARGEST_NODE or concurrency != _number(item["batch_size"]) * ranks:
+    concurrency = float(told.group(1)) if told else number(item["batch_size"])
+    if gpus > LARGEST_NODE or concurrency != number(item["batch_size"]) * ranks:
         return "layout"
     weights = str(item["precision"]) or "bf16"
     if model == "gpt-oss-120b":
@@ -214,7 +214,7 @@ def _row(item: dict[str, object]) -> ServedRow | str:
         return "model"
     engine = str(item["backend"])
     ranks_attend = ranks > 1
-    loop = (concurrency, _number(item["isl"]), _number(item["osl"]))
+    loop = (concurrency, number(item["isl"]), number(item["osl"]))
     source = str(item["silicon_data_source"])
     version = str(item["backend_version"]) or None
     how = recipe(source, model, gpu, engine, version, (gpus, ranks_attend), loop, weights)
@@ -241,8 +241,8 @@ def _row(item: dict[str, object]) -> ServedRow | str:
         most_running=how.most_running,
         held_iterations=how.held_iterations,
         named=how.drafts is not None,
-        ttft_s=1e-3 * _number(item["silicon_ttft_ms"]),
-        tpot_s=1e-3 * _number(item["silicon_tpot_ms"]),
+        ttft_s=1e-3 * number(item["silicon_ttft_ms"]),
+        tpot_s=1e-3 * number(item["silicon_tpot_ms"]),
     )
 
 
@@ -286,7 +286,7 @@ def shipped(gpu: str, model: str, stack: Stack) -> tuple[ServedGpu, LargeModel]:
     return served_gpu, served_model
 
 
-def _number(value: object) -> float:
+def number(value: object) -> float:
     """The number in a cell; an empty cell and 0 stand for 1."""
     text = str(value)
     return float(text) if text and float(text) else 1.0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxserve.plan.timer import TabulatedTimer
+from jaxserve.sim.machine.cost_json import cost_from_dict, cost_to_dict
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.stack import Stack, serve
@@ -55,7 +56,7 @@ def _cost(name: str, folder: Path) -> CostModel:
 def test_terms_are_kept_and_scaled(name: str, tmp_path: Path) -> None:
     """Through JSON, by ``slower``, and in the tabulated timer."""
     cost = _cost(name, tmp_path)
-    assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+    assert cost_from_dict(json.loads(json.dumps(cost_to_dict(cost)))) == cost
     for tokens in (700.0, 90_000.0):
         load = {"decode_seqs": 7, "kv_tokens": tokens, "chunks": ((300, 5000), (20, 0))}
         expected = cost.iteration_s(**load)

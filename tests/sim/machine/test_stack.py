@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from jaxserve.datafiles import load_json
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.architecture import LargeModel
+from jaxserve.sim.machine.cost_json import cost_from_dict, cost_to_dict
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
-from jaxserve.sim.machine.memory import kv_capacity_tokens, weights_bytes
+from jaxserve.sim.machine.memory import draft_bytes, kv_capacity_tokens, weights_bytes
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import ServedGpu, Stack, engine_names, load_engine, serve
 from jaxserve.sim.machine.step_times import step_times
@@ -173,7 +175,7 @@ def test_cost_models_read_back() -> None:
     """Through JSON, with and without terms of a stack."""
     for model, count in (("gpt-oss-120b", 1), ("deepseek-v3", 8), ("llama-3.1-8b", 2)):
         cost = _cost(model, count, formats=("bf16", "fp8", "int4"))
-        assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+        assert cost_from_dict(json.loads(json.dumps(cost_to_dict(cost)))) == cost
 
 
 def test_what_is_not_there_is_refused() -> None:
@@ -191,3 +193,44 @@ def test_what_is_not_there_is_refused() -> None:
     assert Stack.from_dict({"formats": list(FP8), "engine": "sglang"}, "stack") == Stack(
         "sglang", formats=FP8
     )
+
+
+def test_a_model_s_own_drafts_cost_its_layers_and_its_head() -> None:
+    """Each drafted token is a pass through the drafting layer and the head; EAGLE's cost is not in
+    it, and the weights are those of a layer with all its experts."""
+    cost, model = _cost("deepseek-v3"), load_model("deepseek-v3")
+    assert isinstance(model, LargeModel) and model.drafting_layers == 1
+    one_s, two_s = (float(cost.draft_s(depth, 16, 16_000)) for depth in (1, 2))
+    layer_s = (float(cost.linear_s(16)) + float(cost.decode_attention_s(16, 16_000))) / cost.layers
+    assert two_s - one_s > float(cost.head_s(16)) + layer_s
+    assert float(cost.draft_s(0, 16, 16_000)) == 0.0
+    half = dataclasses.replace(model, formats=FP8)
+    assert draft_bytes(half, 8) == pytest.approx(weights_bytes(half, 0, 8) / model.layers, rel=0.01)
+
+
+def test_gpus_that_attend_apart_wait_for_the_fullest() -> None:
+    """Nine sequences on eight GPUs take the attention of sixteen, and each GPU reads a whole head;
+    a token is sent to no more GPUs than there are."""
+    cost, together = _cost("deepseek-v3", attention_data_parallel=True), _cost("deepseek-v3")
+    times = [float(cost.decode_attention_s(batch, 1000 * batch)) for batch in (8, 9, 16)]
+    assert times[0] < times[1] == pytest.approx(times[2])
+    assert float(cost.head_s(1)) > 7 * float(together.head_s(1))
+    exchange_s = [_cost("deepseek-v3", n, attention_data_parallel=True) for n in (2, 8)]
+    few, many = (each.beyond.collectives[0][2] for each in exchange_s if each.beyond)
+    assert few < 4 * many  # eight experts are on two GPUs, not on eight
+
+
+def test_prompts_of_sglang_pause_its_decoding() -> None:
+    """An iteration of both takes the time of one and of the other, but for hidden host time; under
+    vLLM they share the weights."""
+    work, prompt = {"decode_seqs": 16, "kv_tokens": 16_000}, ((2000, 0),)
+    sums = []
+    for engine in ("sglang", "vllm"):
+        cost = _cost("llama-3.1-8b", 1, engine=engine)
+        apart_s = cost.iteration_s(**work)
+        apart_s += cost.iteration_s(decode_seqs=0, kv_tokens=0, chunks=prompt) - cost.host_s
+        sums.append(cost.iteration_s(**work, chunks=prompt) / apart_s)
+        added_s = float(cost.prefill_added_s(16, 2000))
+        alone_s = float(cost.prefill_alone_s(2000)) - cost.host_s
+        assert (added_s == pytest.approx(alone_s)) == (engine == "sglang")
+    assert sums[0] == pytest.approx(1) and sums[1] < 1

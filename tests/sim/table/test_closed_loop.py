@@ -9,6 +9,7 @@ from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE, CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.machine.stack import Stack, serve
 from jaxserve.sim.table.closed_loop import closed_loop
 
 GPU, MODEL = load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b")
@@ -159,3 +160,25 @@ def test_arguments_broadcast() -> None:
     alone = closed_loop(COST, 40, 1024, 100)
     assert grid.ttft_p99_s[1, 1] == pytest.approx(float(alone.ttft_p99_s))
     assert grid.tpot_s[1, 1] == pytest.approx(float(alone.tpot_s))
+
+
+@pytest.mark.parametrize(("concurrency", "prompt", "output"), [(1, 512, 64), (24, 2048, 96)])
+def test_prompts_with_iterations_of_their_own_pause_the_round(
+    concurrency: int, prompt: int, output: int
+) -> None:
+    """Equal requests stay in step: a round prefills all prompts one after the other and then
+    decodes; requests of various lengths meet every prompt while they decode."""
+    cost = CostModel.of(*serve("h100-sxm-80gb", "llama-3.1-8b", Stack("sglang")))
+    place, steps = np.arange(concurrency), output - 1
+    prompt_s = float(cost.prefill_added_s(concurrency, prompt))
+    first_s = prompt_s * (place + 1) + (cost.host_s if concurrency == 1 else 0.0)
+    decode_s = float(cost.decode_s(concurrency, prompt + output / 2))
+    tpot_s = decode_s + prompt_s * (concurrency - 1 - place) / steps
+    loop = closed_loop(cost, concurrency, prompt, output)
+    assert float(loop.tpot_s) == pytest.approx(tpot_s.mean(), rel=0.01)
+    assert float(loop.ttft_p50_s) == pytest.approx(first_s.mean(), rel=0.05)
+    cycle_s = first_s.max() + steps * decode_s
+    assert float(loop.requests_per_s) == pytest.approx(concurrency / cycle_s, rel=0.01)
+    apart = closed_loop(cost, concurrency, prompt, output, in_step=False)
+    paused_s = float(apart.tpot_s) - decode_s
+    assert paused_s == pytest.approx(2 * (tpot_s.mean() - decode_s), rel=0.02, abs=1e-9)

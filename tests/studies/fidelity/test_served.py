@@ -180,8 +180,8 @@ def _loop(concurrency: float, prompt: float, **values: Any) -> Loop:
     return Loop(**{name: np.array([value]) for name, value in one.items()})
 
 
-def _cost() -> CostModel:
-    return CostModel.of(*shipped("h100-sxm-80gb", "qwen3-32b", Stack()), 2)
+def _cost(engine: str = "vllm") -> CostModel:
+    return CostModel.of(*shipped("h100-sxm-80gb", "qwen3-32b", Stack(engine)), 2)
 
 
 def test_prompts_that_fit_into_an_iteration_share_it() -> None:
@@ -189,19 +189,19 @@ def test_prompts_that_fit_into_an_iteration_share_it() -> None:
     where the server holds them back or gives one to each of several ranks."""
     cost = _cost()
     short, long = _loop(8, 128), _loop(8, 1024)
-    alone_s = long.tpot_s(cost, prefill_first=False)
-    np.testing.assert_allclose(short.tpot_s(cost, prefill_first=False), cost.decode_s(8, 128 + 128))
+    alone_s = long.tpot_s(cost)
+    np.testing.assert_allclose(short.tpot_s(cost), cost.decode_s(8, 128 + 128))
     assert alone_s > 1.02 * cost.decode_s(8, 1024 + 128)
-    assert _loop(8, 1024, held_iterations=128).tpot_s(cost, prefill_first=False) < alone_s
-    assert _loop(8, 1024, ranks=2).tpot_s(cost, prefill_first=False) < alone_s
+    assert _loop(8, 1024, held_iterations=128).tpot_s(cost) < alone_s
+    assert _loop(8, 1024, ranks=2).tpot_s(cost) < alone_s
 
 
 def test_requests_out_of_step_wait_for_every_prompt() -> None:
     """Where prompts have iterations of their own, equal requests meet half of them decoding."""
-    cost, drawn = _cost(), 0.9
+    cost, drawn = _cost("sglang"), 0.9
     decode_s = cost.decode_s(8, 2048 + 128)
-    equal = _loop(8, 2048).tpot_s(cost, prefill_first=True)
-    apart = _loop(8, 2048 / drawn, equal=False, output=256 / drawn).tpot_s(cost, prefill_first=True)
+    equal = _loop(8, 2048).tpot_s(cost)
+    apart = _loop(8, 2048 / drawn, equal=False, output=256 / drawn).tpot_s(cost)
     np.testing.assert_allclose(apart - decode_s, 2 * (equal - decode_s))
 
 
@@ -209,11 +209,11 @@ def test_no_more_run_than_the_server_holds() -> None:
     """A limit, or a KV pool, makes a loop one of fewer requests; a server that reserves room for
     the whole output runs fewer still."""
     cost, crowd = _cost(), _loop(64, 1024)
-    few_s = _loop(8, 1024).tpot_s(cost, prefill_first=False)
-    limited_s = _loop(64, 1024, most_running=8).tpot_s(cost, prefill_first=False)
+    few_s = _loop(8, 1024).tpot_s(cost)
+    limited_s = _loop(64, 1024, most_running=8).tpot_s(cost)
     pool = 8 * (1024 + 128)
-    pooled_s = crowd.tpot_s(cost, prefill_first=False, kv_tokens=pool)
-    reserved_s = crowd.tpot_s(cost, prefill_first=False, kv_tokens=pool, reserves=True)
+    pooled_s = crowd.tpot_s(cost, kv_tokens=pool)
+    reserved_s = crowd.tpot_s(cost, kv_tokens=pool, reserves=True)
     np.testing.assert_allclose([limited_s, pooled_s], [few_s, few_s])
     assert reserved_s < pooled_s
 
@@ -223,7 +223,7 @@ def test_drafts_that_are_right_are_tokens() -> None:
     cost, drafting = _cost(), _loop(8, 128, drafts=3)
     half = Accepted(short=0.5, long=0.5)
     step_s = cost.decode_s(8, 128 + 128, 3)
-    found_s = drafting.tpot_s(cost, prefill_first=False, accepted=half)
+    found_s = drafting.tpot_s(cost, accepted=half)
     np.testing.assert_allclose(found_s, step_s / (1 + 0.5 + 0.25 + 0.125))
 
 
@@ -272,10 +272,8 @@ def test_what_is_left_out_is_counted_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_a_stack_is_never_worse_than_none(named: bool) -> None:
     """On any measured run of a dense model in a format that a GPU's file has without a stack, of
-    three rows or more: with the stack of its version, and for vLLM with no version named.
-
-    SGLang has iterations of its own for prompts, which no table knows: both sides are computed by
-    the closed form there, and by the closed loop that fills tables elsewhere.
+    three rows or more, by the closed loop that fills tables: with the stack of its version, and for
+    vLLM with no version named.
     """
     assert SHARED is not None
     rows, _, _ = served_rows(SHARED)
@@ -307,10 +305,7 @@ def _errors(row: ServedRow, named: bool) -> tuple[float, float]:
     ):
         left = plain_gpu.memory_bytes - weights_bytes(served, at, row.gpus)
         kv_tokens = KV_SHARE * left / kv_bytes_per_token(served, False, row.gpus)
-        if gpu.engine.prefill_first and at == 0:
-            seconds = loop.tpot_s(cost, prefill_first=served is model, kv_tokens=kv_tokens)
-        else:
-            seconds = loop.through_table_s(cost, kv_tokens, at)
+        seconds = loop.through_table_s(cost, kv_tokens, at)
         found.append(abs(float(seconds[0]) / row.tpot_s - 1))
     return found[0], found[1]
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxserve.sim.machine.cost_json import cost_from_dict, cost_to_dict
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
@@ -51,7 +52,7 @@ def test_fit_recovers_host_and_elementwise() -> None:
     concurrency, prompt = (g.ravel() for g in np.meshgrid([8.0, 32.0, 128.0], [1024.0, 4096.0]))
     output = np.full(concurrency.size, 256.0)
     tpot_s = closed_loop_tpot_s(COST, concurrency, prompt, output)
-    start = CostModel.from_dict(COST.to_dict() | {"host_s": 1e-3, "elementwise_s_per_token": 4e-6})
+    start = cost_from_dict(cost_to_dict(COST) | {"host_s": 1e-3, "elementwise_s_per_token": 4e-6})
     fitted = fit_iteration(start, concurrency, prompt, output, tpot_s)
     assert fitted.host_s == pytest.approx(COST.host_s, rel=1e-3)
     assert fitted.elementwise_s_per_token == pytest.approx(COST.elementwise_s_per_token, rel=1e-3)
