@@ -156,16 +156,18 @@ def _overview() -> str:
 
 def _print_warnings() -> None:
     """Prints warnings about input in the form of an error, each once."""
-    show = warnings.showwarning
+    show, said = warnings.showwarning, set[str]()
 
     def print_warning(message: Warning | str, category: type[Warning], *others: Any) -> None:
         if issubclass(category, InputWarning):
-            print(f"jaxserve: {message}", file=sys.stderr)
+            if str(message) not in said:
+                print(f"jaxserve: {message}", file=sys.stderr)
+            said.add(str(message))
         else:
             show(message, category, *others)
 
     warnings.showwarning = print_warning
-    warnings.simplefilter("once", InputWarning)
+    warnings.simplefilter("always", InputWarning)
 
 
 def _set_up(arguments: Sequence[str]) -> None:

@@ -106,7 +106,7 @@ def test_status_of_slime(status: str, finish: str, said: str) -> None:
 
 def test_a_masked_trace_is_removed() -> None:
     """slime divides by the trainable tokens."""
-    bad = trace(response_logprobs=np.array([np.nan, 0, -1], np.float32))
+    bad = trace(response_logprobs=np.array([np.nan, 0, np.nan], np.float32))
     one = exported(Trajectory("COMPLETED", (bad,)))
     (sample,) = slime_samples([one], group_index=0, first_rollout=0, decode=text)
     assert sample["remove_sample"] and sample["loss_mask"] == [0, 0, 0]

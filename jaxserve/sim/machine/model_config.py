@@ -81,6 +81,8 @@ def _converted(config: JsonObject) -> dict[str, Any]:
     if config.get("kv_lora_rank"):
         sizes |= _latent(config)
     sizes |= mlp_sizes(config, kinds)
+    if config.get("num_nextn_predict_layers"):  # layers that draft, beside the others
+        sizes["drafting_layers"] = size(config, "num_nextn_predict_layers")
     sizes["context_tokens"] = _context_tokens(config)
     return sizes | other_mixers(config, kinds)
 

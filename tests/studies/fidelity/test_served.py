@@ -269,32 +269,26 @@ def test_what_is_left_out_is_counted_on_the_page(tmp_path: Path) -> None:
 
 
 @needs_silicon
-@pytest.mark.parametrize("named", [True, False])
-def test_a_stack_is_never_worse_than_none(named: bool) -> None:
+def test_a_stack_is_never_worse_than_none() -> None:
     """On any measured run of a dense model in a format that a GPU's file has without a stack, of
-    three rows or more, by the closed loop that fills tables: with the stack of its version, and for
-    vLLM with no version named.
-    """
+    three rows or more, with the stack of its version, by the closed loop that fills tables."""
     assert SHARED is not None
     rows, _, _ = served_rows(SHARED)
     rows = [row for row in rows if not isinstance(load_model(row.model), LargeModel)]
     rows = [row for row in rows if row.stack.formats[0] in _TIER_OF]
-    if not named:
-        rows = [row for row in rows if row.stack.engine == "vllm"]
     runs: dict[Any, list[ServedRow]] = {}
     for row in rows:
         runs.setdefault(row.run, []).append(row)
     judged = [run for run in runs.values() if len(run) >= 3]
-    assert len(judged) >= (10 if named else 5)
+    assert len(judged) >= 10
     for run in judged:
-        errors = np.array([_errors(row, named) for row in run])
+        errors = np.array([_errors(row) for row in run])
         assert errors[:, 0].mean() <= errors[:, 1].mean(), run[0].run
 
 
-def _errors(row: ServedRow, named: bool) -> tuple[float, float]:
+def _errors(row: ServedRow) -> tuple[float, float]:
     """Relative errors of TPOT with a stack and without."""
-    stack = row.stack if named else dataclasses.replace(row.stack, version=None)
-    gpu, model = shipped(row.gpu, row.model, known_version(stack))
+    gpu, model = shipped(row.gpu, row.model, known_version(row.stack))
     plain_gpu, plain = load_gpu(row.gpu), load_model(row.model)
     tier = _TIER_OF[row.stack.formats[0]]
     loop = Loop(*(np.array([getattr(row, field.name)]) for field in dataclasses.fields(Loop)))
