@@ -201,7 +201,7 @@ def test_numbers_are_those_of_the_last_window(page: Any, server: LocalServer) ->
     log = httpx.get(f"{server.url}/episode_log", params=there).json()["episode_log"]
     # In one call: tiles are replaced with every event, and one out of the page has no lines.
     every = """[...document.querySelectorAll('#numbers .tile')].map((tile) =>
-      [tile.querySelector('dt').innerText, tile.innerText, tile.dataset.state])"""
+      [tile.querySelector('dt').firstChild.data, tile.innerText, tile.dataset.state])"""
     tiles = {label: (text, state) for label, text, state in page.evaluate(every)}
     mine, theirs = (
         sum(of["worth_good"] for of in lately) / sum(of["worth_ended"] for of in lately)
@@ -243,7 +243,8 @@ def test_what_rests_on_no_request_is_not_shown(page: Any, server: LocalServer) -
         press(page, "step")
     assert last["info"]["figures"]["decoding"] < 0.5
     every = """[...document.querySelectorAll('#numbers .tile')].map((tile) => [
-      ...['dt', '.big'].map((part) => tile.querySelector(part).innerText), tile.dataset.state])"""
+      tile.querySelector('dt').firstChild.data, tile.querySelector('.big').innerText,
+      tile.dataset.state])"""
     tiles = {label: (big, state) for label, big, state in page.evaluate(every)}
     for label in ("TTFT p99", "ITL p99"):
         assert tiles[label][0].startswith(NOTHING) and tiles[label][1] == "none"
