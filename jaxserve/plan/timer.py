@@ -8,6 +8,7 @@ numbers, so what depends on them alone is computed once for all of them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class TabulatedTimer:
         cost = self._cost
         prompt_tokens = sum(chunk for chunk, _ in chunks)
         if self._prefill_first and decode_seqs and prompt_tokens:
-            how = {"speculation_depth": speculation_depth, "tier": tier}
+            how: dict[str, Any] = {"speculation_depth": speculation_depth, "tier": tier}
             prompts_s = self.iteration_s(decode_seqs=0, kv_tokens=0.0, chunks=chunks, **how)
             decode_s = self.iteration_s(decode_seqs=decode_seqs, kv_tokens=kv_tokens, **how)
             return prompts_s + decode_s - self._slowdown * cost.host_s
