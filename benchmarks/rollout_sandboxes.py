@@ -41,7 +41,7 @@ _NODE_WORKERS = 8
 
 @dataclass(frozen=True)
 class NodeLoad:
-    """What a node carried."""
+    """Sessions that a node carried, and their cost."""
 
     sandboxes: int
     """sandboxes of the node."""

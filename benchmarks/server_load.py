@@ -212,7 +212,7 @@ def _row(
 
 
 def _parts(folder: Path) -> str:
-    """What the parts of a step take in this process, without a server around them."""
+    """Processor time of the parts of a step in this process, without a server around them."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the server does
     sessions = Sessions(
         open_store(str(folder / "parts.sqlite3")), live=9, idle_s=1e6, default_session=False

@@ -16,7 +16,6 @@ from jaxserve.agents.reference_rollout import ReferenceEpisode
 from jaxserve.autoscale.history import Fleetwide, Reading
 from jaxserve.autoscale.play import (
     KINDS,
-    MOST_PARAMETERS,
     Latencies,
     RuleSetting,
     first_reading,
@@ -41,10 +40,6 @@ class Confirmed:
     """requests that met both objectives."""
     arrivals: NDArray[np.float64]
     """requests that arrived."""
-    wanted: NDArray[np.float64]
-    """replicas that were wanted."""
-    serving: NDArray[np.float64]
-    """replicas that served at the end of the window."""
     rented_s: NDArray[np.float64]
     """seconds of replicas that were paid for."""
 
@@ -74,13 +69,11 @@ def play_reference(
     episode = ReferenceEpisode(
         env, jax.random.key(demand.seed), timer, count, demand.setup.trace, initial
     )
-    values = np.zeros(MOST_PARAMETERS, np.float32)
-    values[: len(lane.values)] = lane.values
     memory, reading = first_memory(fleet, initial), first_reading(initial)
     prompts = env.workload.classes.prompt_tokens
     latencies = no_latencies(len(prompts), WINDOW_S)
     rows = []
-    kind, numbers = jnp.int32(KINDS.index(lane.kind)), jnp.asarray(values)
+    kind, numbers = jnp.int32(KINDS.index(lane.kind)), jnp.asarray(lane.numbers)
     for number in range(count):
         # A rule speaks when it has read a window.
         wanted = memory.wanted[0]
@@ -96,8 +89,6 @@ def play_reference(
                 float(ended),
                 float(np.sum(metrics.good)),
                 float(np.sum(metrics.arrivals)),
-                float(wanted),
-                float(serving),
                 episode.rented_s,
             )
         )

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from jaxserve.autoscale.answer import AutoscaleAnswer, named_values
+from jaxserve.autoscale.history import Fleetwide
 from jaxserve.autoscale.play import STATIC
 
 _PROMETHEUS = "http://prometheus-server.monitoring.svc:9090"
@@ -24,22 +25,6 @@ Values = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Bounds of a fleet."""
-
-    least: int
-    most: int
-    group: int
-    """GPUs of a replica."""
-    prefill_tokens_per_s: float
-    """prompt tokens a second that a replica prefills."""
-    requests_per_s: float
-    """requests a second that a replica bears inside the objectives."""
-    ttft_slo_s: float
-    tpot_slo_s: float
-
-
-@dataclass(frozen=True)
 class ConfigFile:
     """A file of another system."""
 
@@ -49,10 +34,10 @@ class ConfigFile:
     content: dict[str, Any]
 
 
-def config_file(answer: AutoscaleAnswer, bounds: Bounds) -> tuple[str, str]:
+def config_file(answer: AutoscaleAnswer, fleet: Fleetwide) -> tuple[str, str]:
     """Name and text of the winner's file."""
     row = answer.winner
-    written = _WRITERS[row.kind](named_values(row.kind, row.values), bounds)
+    written = _WRITERS[row.kind](named_values(row.kind, row.values), fleet)
     reached = "" if row.reached else " The target was not reached where rules were tuned."
     said = (
         f"Rule {row.kind}, tuned on {answer.hours_tuned:.1f} h of recorded traffic: "
@@ -64,7 +49,7 @@ def config_file(answer: AutoscaleAnswer, bounds: Bounds) -> tuple[str, str]:
     return written.name, comment + yaml.safe_dump(written.content, sort_keys=False)
 
 
-def _static(values: Values, bounds: Bounds) -> ConfigFile:
+def _static(values: Values, fleet: Fleetwide) -> ConfigFile:
     notes = (
         "No rule was cheaper than a fleet that is never scaled:",
         f"kubectl patch statefulset {TARGET} --patch-file replicas.yaml",
@@ -101,7 +86,7 @@ def _behavior(
 
 
 def _scaled_object(
-    bounds: Bounds,
+    fleet: Fleetwide,
     behavior: dict[str, Any],
     triggers: Sequence[tuple[str, str, float]],
     modifiers: dict[str, Any] | None = None,
@@ -114,8 +99,8 @@ def _scaled_object(
     spec = {
         "scaleTargetRef": _SCALED,
         "pollingInterval": _READ_PERIOD_S,
-        "minReplicaCount": bounds.least,
-        "maxReplicaCount": bounds.most,
+        "minReplicaCount": fleet.least,
+        "maxReplicaCount": fleet.most,
         "advanced": advanced,
         "triggers": [
             {
@@ -135,16 +120,16 @@ def _scaled_object(
     return ConfigFile("scaledobject.yaml", told, _object("keda.sh/v1alpha1", "ScaledObject", spec))
 
 
-def _keda_waiting(values: Values, bounds: Bounds) -> ConfigFile:
+def _keda_waiting(values: Values, fleet: Fleetwide) -> ConfigFile:
     behavior = _behavior(
         values["down_window_s"], _policy(4, 100, 15), _policy(None, 100, _READ_PERIOD_S)
     )
     return _scaled_object(
-        bounds, behavior, [("waiting", "sum(vllm:num_requests_waiting)", values["target"])]
+        fleet, behavior, [("waiting", "sum(vllm:num_requests_waiting)", values["target"])]
     )
 
 
-def _keda_epp(values: Values, bounds: Bounds) -> ConfigFile:
+def _keda_epp(values: Values, fleet: Fleetwide) -> ConfigFile:
     behavior = _behavior(
         values["down_window_s"], _policy(None, 100, 15), _policy(None, 100, _READ_PERIOD_S)
     )
@@ -159,20 +144,20 @@ def _keda_epp(values: Values, bounds: Bounds) -> ConfigFile:
         ("pending", f"{_REPLICAS} - {_READY}", 1.0),
         ("replicas", _REPLICAS, 1.0),
     ]
-    return _scaled_object(bounds, behavior, triggers, _modifiers(formula))
+    return _scaled_object(fleet, behavior, triggers, _modifiers(formula))
 
 
 def _modifiers(formula: str) -> dict[str, Any]:
     return {"formula": formula, "target": "1", "metricType": "AverageValue"}
 
 
-def _token_aware(values: Values, bounds: Bounds) -> ConfigFile:
+def _token_aware(values: Values, fleet: Fleetwide) -> ConfigFile:
     behavior = _behavior(values["down_window_s"], _policy(1, None, 180), _policy(1, None, 300))
     tokens = 'sum(llm_d_epp_inflight_tokens{producer_name="inflight-load-producer"})'
     triggers = [
         (
             "prefill",
-            f"{tokens} / {bounds.prefill_tokens_per_s:.0f} or vector(0)",
+            f"{tokens} / {fleet.prefill_tokens_per_s:.0f} or vector(0)",
             values["queue_s"],
         ),
         ("kv", "sum(vllm:kv_cache_usage_perc) or vector(0)", values["kv_target"]),
@@ -182,10 +167,10 @@ def _token_aware(values: Values, bounds: Bounds) -> ConfigFile:
         "namespace in both queries",
         "where several pools are scraped.",
     )
-    return _scaled_object(bounds, behavior, triggers, notes=notes)
+    return _scaled_object(fleet, behavior, triggers, notes=notes)
 
 
-def _slo_law(values: Values, bounds: Bounds) -> ConfigFile:
+def _slo_law(values: Values, fleet: Fleetwide) -> ConfigFile:
     up, down = values["up_at"], values["down_at"]
     credit = "(ready > 0 && ready < replicas ? ready / replicas : 1)"
     formula = (
@@ -202,7 +187,7 @@ def _slo_law(values: Values, bounds: Bounds) -> ConfigFile:
         values["down_window_s"], _policy(4, 100, 60), _policy(1, None, 120), up_window_s=30
     )
     return _scaled_object(
-        bounds,
+        fleet,
         behavior,
         triggers,
         _modifiers(formula),
@@ -215,13 +200,13 @@ def _slo_law(values: Values, bounds: Bounds) -> ConfigFile:
     )
 
 
-def _hpa(values: Values, bounds: Bounds) -> ConfigFile:
+def _hpa(values: Values, fleet: Fleetwide) -> ConfigFile:
     target = {"type": "AverageValue", "averageValue": f"{values['target']:g}"}
     pods = {"metric": {"name": "vllm:num_requests_running"}, "target": target}
     spec = {
         "scaleTargetRef": _SCALED,
-        "minReplicas": bounds.least,
-        "maxReplicas": bounds.most,
+        "minReplicas": fleet.least,
+        "maxReplicas": fleet.most,
         "metrics": [{"type": "Pods", "pods": pods}],
         "behavior": _behavior(
             values["down_window_s"], _policy(4, 100, 15), _policy(None, 100, _READ_PERIOD_S)
@@ -231,33 +216,33 @@ def _hpa(values: Values, bounds: Bounds) -> ConfigFile:
     return ConfigFile("hpa.yaml", notes, _object("autoscaling/v2", "HorizontalPodAutoscaler", spec))
 
 
-def _dynamo(bounds: Bounds, settings: dict[str, Any], notes: tuple[str, ...]) -> ConfigFile:
+def _dynamo(fleet: Fleetwide, settings: dict[str, Any], notes: tuple[str, ...]) -> ConfigFile:
     config = {
         "mode": "agg",
         "backend": "vllm",
-        "min_endpoint": bounds.least,
-        "max_gpu_budget": bounds.most * bounds.group,
-        "decode_engine_num_gpu": bounds.group,
+        "min_endpoint": fleet.least,
+        "max_gpu_budget": fleet.most * fleet.group,
+        "decode_engine_num_gpu": fleet.group,
     }
     told = ("PlannerConfig of Dynamo.", *notes)
     return ConfigFile("dynamo_planner.yaml", told, config | settings)
 
 
-def _dynamo_throughput(values: Values, bounds: Bounds) -> ConfigFile:
+def _dynamo_throughput(values: Values, fleet: Fleetwide) -> ConfigFile:
     settings = {
         "optimization_target": "sla",
-        "ttft_ms": round(1e3 * bounds.ttft_slo_s),
-        "itl_ms": float(f"{1e3 * bounds.tpot_slo_s:g}"),
+        "ttft_ms": round(1e3 * fleet.ttft_slo_s),
+        "itl_ms": float(f"{1e3 * fleet.tpot_slo_s:g}"),
         "enable_throughput_scaling": True,
         "enable_load_scaling": False,
         "throughput_adjustment_interval_seconds": round(values["interval_s"]),
         "load_predictor": "kalman",
     }
-    note = f"Here an engine bears {bounds.requests_per_s:.3g} requests/s inside the objectives."
-    return _dynamo(bounds, settings, (note,))
+    note = f"Here an engine bears {fleet.requests_per_s:.3g} requests/s inside the objectives."
+    return _dynamo(fleet, settings, (note,))
 
 
-def _dynamo_load(values: Values, bounds: Bounds) -> ConfigFile:
+def _dynamo_load(values: Values, fleet: Fleetwide) -> ConfigFile:
     up, down = values["up_kv"], min(values["down_kv"], values["up_kv"])
     settings = {
         "optimization_target": "load",
@@ -266,13 +251,13 @@ def _dynamo_load(values: Values, bounds: Bounds) -> ConfigFile:
         "decode_scale_up_kv_rate": float(f"{100 * up:.3g}"),
         "decode_scale_down_kv_rate": float(f"{100 * down:.3g}"),
     }
-    return _dynamo(bounds, settings, ())
+    return _dynamo(fleet, settings, ())
 
 
-def _ray_serve(values: Values, bounds: Bounds) -> ConfigFile:
+def _ray_serve(values: Values, fleet: Fleetwide) -> ConfigFile:
     autoscaling = {
-        "min_replicas": bounds.least,
-        "max_replicas": bounds.most,
+        "min_replicas": fleet.least,
+        "max_replicas": fleet.most,
         "target_ongoing_requests": values["target"],
         "metrics_interval_s": float(_READ_PERIOD_S),
         "look_back_period_s": 30.0,
@@ -284,11 +269,11 @@ def _ray_serve(values: Values, bounds: Bounds) -> ConfigFile:
     return ConfigFile("ray_serve.yaml", notes, {"deployments": [deployment]})
 
 
-def _aibrix(values: Values, bounds: Bounds) -> ConfigFile:
+def _aibrix(values: Values, fleet: Fleetwide) -> ConfigFile:
     spec = {
         "scalingStrategy": "KPA",
-        "minReplicas": bounds.least,
-        "maxReplicas": bounds.most,
+        "minReplicas": fleet.least,
+        "maxReplicas": fleet.most,
         "scaleTargetRef": _SCALED,
         "metricsSources": [
             {
@@ -307,11 +292,11 @@ def _aibrix(values: Values, bounds: Bounds) -> ConfigFile:
     return ConfigFile("podautoscaler.yaml", ("AIBrix.",), made)
 
 
-def _sky_serve(values: Values, bounds: Bounds) -> ConfigFile:
+def _sky_serve(values: Values, fleet: Fleetwide) -> ConfigFile:
     policy = {
-        "min_replicas": bounds.least,
-        "max_replicas": bounds.most,
-        "target_qps_per_replica": float(f"{values['load'] * bounds.requests_per_s:.3g}"),
+        "min_replicas": fleet.least,
+        "max_replicas": fleet.most,
+        "target_qps_per_replica": float(f"{values['load'] * fleet.requests_per_s:.3g}"),
         "upscale_delay_seconds": round(values["up_delay_s"]),
         "downscale_delay_seconds": round(values["down_delay_s"]),
     }
@@ -322,7 +307,7 @@ def _object(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": TARGET}, "spec": spec}
 
 
-_WRITERS: dict[str, Callable[[Values, Bounds], ConfigFile]] = {
+_WRITERS: dict[str, Callable[[Values, Fleetwide], ConfigFile]] = {
     STATIC: _static,
     "hpa_running": _hpa,
     "keda_waiting": _keda_waiting,

@@ -52,6 +52,8 @@ class Fleetwide:
     """greatest number of replicas."""
     least: int
     """least number of replicas."""
+    group: int
+    """GPUs of a replica."""
     requests_per_s: float
     """requests a second that a replica bears inside the objectives."""
     prefill_tokens_per_s: float

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxserve.arrays.batching import add_up
 from jaxserve.autoscale.history import Fleetwide, Reading
@@ -64,6 +65,13 @@ class RuleSetting:
     def default(cls, kind: str) -> RuleSetting:
         """A rule with the values of its source."""
         return cls(kind, tuple(found.default for found in parameters(RULES[kind]).values()))
+
+    @property
+    def numbers(self) -> NDArray[np.float32]:
+        """float32[MOST_PARAMETERS], the values, and zeros behind them."""
+        padded = np.zeros(MOST_PARAMETERS, np.float32)
+        padded[: len(self.values)] = self.values
+        return padded
 
     def serving(self, initial: int) -> int:
         """Replicas that serve at the start: ``initial``, or all of a static fleet."""
@@ -317,9 +325,6 @@ class FleetPlayer:
 
     def _settings(self, lanes: Sequence[RuleSetting]) -> _Settings:
         assert self.env.deployment.fleet is not None
-        values = np.zeros((len(lanes), MOST_PARAMETERS), np.float32)
-        for row, lane in zip(values, lanes, strict=True):
-            row[: len(lane.values)] = lane.values
         own = self.env.deployment.fleet
         starts = [
             (float(own.start_least_s), float(own.start_most_s))
@@ -329,7 +334,7 @@ class FleetPlayer:
         ]
         return _Settings(
             kind=jnp.asarray([KINDS.index(lane.kind) for lane in lanes], jnp.int32),
-            values=jnp.asarray(values),
+            values=jnp.asarray(np.stack([lane.numbers for lane in lanes])),
             start_s=jnp.asarray(starts, jnp.float32),
         )
 

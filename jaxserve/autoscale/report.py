@@ -75,7 +75,7 @@ def curves_picture(answer: AutoscaleAnswer, kind: str) -> bytes:
 
 
 def sentences(answer: AutoscaleAnswer) -> list[str]:
-    """What the comparison says, a sentence each."""
+    """Sentences on the winner, its cost, what a replica bears, and the reference simulator."""
     winner, static = answer.winner, answer.static
     size = f"a fleet of {static.values[0]:g} that is never scaled"
     if winner.kind == static.kind:

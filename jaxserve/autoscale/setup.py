@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -50,7 +51,6 @@ class FleetDemand:
     setup: TaskSetup
     env: ServeEnv
     """its deployment has a fleet of ``most`` places."""
-    settings: FleetSettings
     action: ServeAction
     target: float
     """share of requests inside the objectives that is asked for."""
@@ -89,8 +89,8 @@ class FleetDemand:
 
     @cached_property
     def fleet(self) -> Fleetwide:
-        """Constants of the rules; what a replica bears is measured on static traffic of the
-        recording's mix."""
+        """Constants of the rules; what a replica bears is measured on steady traffic of the
+        mix that rules are tuned on."""
         return dataclasses.replace(
             self._unmeasured, requests_per_s=bearable_rate(self, self._unmeasured)
         )
@@ -116,6 +116,7 @@ class FleetDemand:
             window_s=WINDOW_S,
             most=self.most,
             least=self.least,
+            group=self.setup.spec.deployment.tensor_parallel,
             requests_per_s=1.0,
             prefill_tokens_per_s=1.0 / each_s,
             kv_tokens=float(np.asarray(env.deployment.kv_pool_tokens)[0, 0]),
@@ -123,16 +124,22 @@ class FleetDemand:
             tpot_slo_s=float(np.asarray(env.slo.tpot_s)[used].min()),
         )
 
-    def player(self, counts: NDArray[np.float32] | None = None) -> FleetPlayer:
-        """Plays lanes on the recording, or on other arrivals float32[W, TICKS, F]."""
-        env, fleet = self.env, self.fleet if counts is None else None
-        if counts is not None:
-            workload = dataclasses.replace(env.workload, replay_counts=counts, replay_rejected=None)
-            env = dataclasses.replace(env, workload=workload)
-            fleet = dataclasses.replace(self._unmeasured, least=1)
-        assert fleet is not None
+    def player(self) -> FleetPlayer:
+        """Plays lanes on the recording."""
+        return self._player(self.env, self.fleet, self.first_replicas)
+
+    def player_of_one(self, counts: NDArray[np.float32]) -> FleetPlayer:
+        """Plays lanes on other arrivals float32[W, TICKS, F], beginning with one replica."""
+        workload = dataclasses.replace(
+            self.env.workload, replay_counts=counts, replay_rejected=None
+        )
+        env = dataclasses.replace(self.env, workload=workload)
+        return self._player(env, dataclasses.replace(self._unmeasured, least=1), lambda _: 1)
+
+    def _player(
+        self, env: ServeEnv, fleet: Fleetwide, initial: Callable[[slice], int]
+    ) -> FleetPlayer:
         key = jax.random.key(self.seed)
-        initial = self.first_replicas if counts is None else lambda _: 1
         return FleetPlayer(env, fleet, self.action, self.target, key, initial)
 
     def first_replicas(self, windows: slice) -> int:
@@ -199,7 +206,6 @@ def load_demand(
     demand = FleetDemand(
         setup=setup,
         env=dataclasses.replace(env, deployment=deployment),
-        settings=settings,
         action=make_action(batch_cap=batch_cap),
         target=attainment,
         seed=seed,
@@ -216,7 +222,7 @@ def load_demand(
 
 def bearable_rate(demand: FleetDemand, fleet: Fleetwide) -> float:
     """Requests a second that a replica bears: the largest rate at which the target share of steady
-    traffic of the recording's mix is inside the objectives.
+    traffic, of the mix that rules are tuned on, is inside the objectives.
 
     Rates are tried in steps of half an hour each, first over six orders of magnitude and then
     finely around the largest that was borne.
@@ -234,7 +240,7 @@ def bearable_rate(demand: FleetDemand, fleet: Fleetwide) -> float:
                 f"for less than {demand.target:.1%} of the requests at {low:g} requests/s; loosen "
                 "an objective, or name another GPU or --tensor-parallel"
             )
-        last = int(np.argmin(borne)) - 1 if not borne.all() else _STEPS - 1
+        last = int(borne.sum()) - 1
         low, high = float(rates[last]), float(rates[min(last + 1, _STEPS - 1)])
     return low
 
@@ -247,13 +253,10 @@ def _borne(demand: FleetDemand, rates: NDArray[np.float64]) -> NDArray[np.bool_]
     per_tick = rates[:, None, None, None] * share * (WINDOW_S / TICKS)
     shape = (len(rates), CHUNK_WINDOWS, TICKS, len(share))
     counts = rng.poisson(np.broadcast_to(np.minimum(per_tick, 1e6), shape)).astype(np.float32)
-    borne = np.zeros(len(rates), bool)
-    player = demand.player(counts.reshape(-1, TICKS, len(share)))
+    player = demand.player_of_one(counts.reshape(-1, TICKS, len(share)))
     played = player.play([RuleSetting(STATIC, (1.0,))], [slice(0, len(rates) * CHUNK_WINDOWS)])
-    inside = played.good[0] >= demand.target * played.ended[0]
     # A queue of an overloaded step lasts into the next, so nothing after it counts.
-    borne[: int(np.argmin(inside)) if not inside.all() else len(inside)] = True
-    return borne
+    return np.logical_and.accumulate(played.good[0] >= demand.target * played.ended[0])
 
 
 def attainment(windows: FleetWindows) -> NDArray[np.float64]:

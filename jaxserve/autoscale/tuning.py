@@ -11,7 +11,7 @@ from scipy.stats import qmc
 
 from jaxserve.autoscale.play import STATIC, FleetPlayer, FleetWindows, RuleSetting
 from jaxserve.autoscale.rules import RULES, parameters
-from jaxserve.autoscale.setup import FleetDemand
+from jaxserve.autoscale.setup import FleetDemand, attainment
 
 FIRST_LANES, KEPT_LANES, NEAR_LANES = 31, 4, 8
 """Settings of a rule that are tried over its whole bounds, beside its defaults; those that are
@@ -167,12 +167,12 @@ def _played(
 
 def _tried(lanes: list[RuleSetting], windows: FleetWindows) -> TriedSettings:
     good, ended = (np.asarray(each, float) for each in (windows.good, windows.ended))
-    total = np.maximum(ended.sum(axis=1), 1e-9)
-    share, blocks = good.sum(axis=1) / total, good.shape[1]
+    share, blocks = attainment(windows), good.shape[1]
     error = np.zeros(len(lanes))
     if blocks >= _LEAST_BLOCKS:
         # Standard error of a ratio of sums (Cochran, Sampling Techniques, 6.4).
         residuals = good - share[:, None] * ended
+        total = np.maximum(ended.sum(axis=1), 1e-9)
         error = np.sqrt(blocks / (blocks - 1) * (residuals**2).sum(axis=1)) / total
     return TriedSettings(
         lanes, share, share - _ONE_SIDED * error, np.asarray(windows.rented_s, float).sum(axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -12,6 +12,7 @@ from jaxserve.cli.arguments import (
     File,
     Name,
     Number,
+    OwnServer,
     PartOfTrace,
     Real,
     TimeUnit,
@@ -71,7 +72,7 @@ def autoscale_fleet(
         part: A part of the trace, in place of all of it.
         seed: Seed of start-up times.
     """
-    from jaxserve.autoscale.export import Bounds, config_file
+    from jaxserve.autoscale.export import config_file
     from jaxserve.autoscale.run import autoscale, parse_rules
     from jaxserve.autoscale.setup import load_demand
     from jaxserve.datafiles import check_folder, write_atomic, write_folder
@@ -85,21 +86,18 @@ def autoscale_fleet(
     kinds = parse_rules(rules)
     check_folder(out, "autoscale.json")
     settings = FleetSettings(_start_s(start_s), drain_s, failing)
-    given: dict[str, Any] = {
-        "hardware": hardware,
-        "model": model,
-        "table": None if table is None else str(table),
-        "trace": str(trace),
-        "time_unit": time_unit,
-        "trace_from": part.start,
-        "trace_for": part.length,
-        "trace_sample": part.sample,
-        "ttft_s": ttft,
-        "tpot_s": tpot,
-        "tensor_parallel": tensor_parallel,
-        "token_budget": token_budget,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    own = OwnServer(
+        hardware=hardware,
+        model=model,
+        table=table,
+        trace=trace,
+        time_unit=time_unit,
+        part=part,
+        ttft=ttft,
+        tpot=tpot,
+        tensor_parallel=tensor_parallel,
+        token_budget=token_budget,
+    )
     console = result_console()
     with progress_bars() as progress:
         demand = load_demand(
@@ -110,25 +108,16 @@ def autoscale_fleet(
             min_replicas,
             progress,
             seed,
-            **given,
+            **own.given,
         )
-        spec = demand.setup.spec
-        served = load_model(model or spec.model).name, load_gpu(hardware or spec.hardware).name
-        named = "__".join(served) if table is None else table
-        timer = read_table_file(named).metadata.cost_model
-        answer = autoscale(demand, kinds, timer, progress)
     note_trace(trace, demand.setup.trace, demand.env)
-    fleet = demand.fleet
-    bounds = Bounds(
-        fleet.least,
-        fleet.most,
-        spec.deployment.tensor_parallel,
-        fleet.prefill_tokens_per_s,
-        fleet.requests_per_s,
-        fleet.ttft_slo_s,
-        fleet.tpot_slo_s,
-    )
-    file, text = config_file(answer, bounds)
+    spec = demand.setup.spec
+    served = load_model(model or spec.model).name, load_gpu(hardware or spec.hardware).name
+    named = "__".join(served) if table is None else table
+    timer = read_table_file(named).metadata.cost_model
+    with progress_bars() as progress:
+        answer = autoscale(demand, kinds, timer, progress)
+    file, text = config_file(answer, demand.fleet)
     console.print(report.rules_table(answer).rich())
     for line in report.sentences(answer):
         console.print(line, soft_wrap=True)

@@ -67,7 +67,8 @@ def certainty(plan: Plan) -> list[str]:
 
 
 def scaling(plan: Plan) -> list[str]:
-    """What a fleet that follows the traffic would take, where that is much less than the plan's."""
+    """A sentence on the GPUs that following the traffic would take, where they are much fewer than
+    the plan's."""
     own, mean = plan.best.deployment.gpus, float(plan.least_gpus.mean())
     if plan.best.deployment.replicas < 2 or mean > _WORTH_SCALING * own:
         return []

@@ -6,10 +6,21 @@ import pytest
 import yaml
 
 from jaxserve.autoscale.answer import AutoscaleAnswer, RuleResult
-from jaxserve.autoscale.export import Bounds, config_file
+from jaxserve.autoscale.export import config_file
+from jaxserve.autoscale.history import Fleetwide
 from jaxserve.autoscale.play import KINDS, STATIC, RuleSetting
 
-BOUNDS = Bounds(2, 8, 4, 12_000.0, 2.5, ttft_slo_s=1.5, tpot_slo_s=0.04)
+FLEET = Fleetwide(
+    window_s=15.0,
+    most=8,
+    least=2,
+    group=4,
+    requests_per_s=2.5,
+    prefill_tokens_per_s=12_000.0,
+    kv_tokens=200_000.0,
+    ttft_slo_s=1.5,
+    tpot_slo_s=0.04,
+)
 
 
 def result(kind: str) -> RuleResult:
@@ -22,7 +33,7 @@ def written(kind: str) -> tuple[str, str, dict]:
     """Name, text and content of the file of a winner."""
     row = result(kind)
     answer = AutoscaleAnswer(0.95, 8, 4, 2.5, 30.0, 20.0, 2.1, 5, result(STATIC), (row,), row, {})
-    name, text = config_file(answer, BOUNDS)
+    name, text = config_file(answer, FLEET)
     return name, text, yaml.safe_load(text)
 
 

@@ -16,6 +16,7 @@ FLEET = Fleetwide(
     window_s=15.0,
     most=8,
     least=1,
+    group=1,
     requests_per_s=2.0,
     prefill_tokens_per_s=10_000.0,
     kv_tokens=200_000.0,
@@ -100,7 +101,7 @@ def test_a_replica_that_never_gets_ready_does_not_hold_a_rule_up(name: str) -> N
 @pytest.mark.parametrize("name", RULES)
 @given(seed=st.integers(0, 10_000))
 def test_wanted_replicas_are_whole_and_bounded(name: str, seed: int) -> None:
-    """Whatever is read, a rule wants a whole number of replicas inside the bounds."""
+    """Under any reading a rule wants a whole number of replicas inside the bounds."""
     import numpy as np
 
     rng = np.random.default_rng(seed)

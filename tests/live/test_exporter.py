@@ -235,7 +235,7 @@ def traffic(gateway: RunningGateway) -> None:
 
 
 def expressions(panels: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Those of a dashboard, with their legends."""
+    """Expressions of a dashboard, with their legends."""
     for panel in panels:
         for target in panel.get("targets", ()):
             yield target["expr"], target["legendFormat"]
