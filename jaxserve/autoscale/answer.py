@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxserve.autoscale.confirm import Confirmed
 from jaxserve.autoscale.play import STATIC, FleetWindows, RuleSetting
-from jaxserve.autoscale.rules import RULES, parameters
+from jaxserve.autoscale.rules import RULES
+from jaxserve.autoscale.scaling_rule import parameters
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
 from jaxserve.autoscale.tuning import SECOND_WINDOWS, TriedSettings
 from jaxserve.evaluation.episode_statistics import ratio_interval

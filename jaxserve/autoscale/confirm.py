@@ -23,7 +23,7 @@ from jaxserve.autoscale.play import (
     read_window,
     wanted_by,
 )
-from jaxserve.autoscale.rules import RuleMemory, first_memory
+from jaxserve.autoscale.scaling_rule import RuleMemory, first_memory
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.reference.replicas import Phase

@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 
 from jaxserve.arrays.batching import add_up
 from jaxserve.autoscale.history import Fleetwide, Reading
-from jaxserve.autoscale.rules import (
-    RULES,
-    RuleMemory,
-    first_memory,
-    kept,
-    parameters,
-)
+from jaxserve.autoscale.rules import RULES
+from jaxserve.autoscale.scaling_rule import RuleMemory, first_memory, kept, parameters
 from jaxserve.env import ServeEnv
 from jaxserve.sim.fast.fleet import init_fleet
 from jaxserve.sim.fast.latency import TTFT_EDGES_S

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy.stats import qmc
 
 from jaxserve.autoscale.play import STATIC, FleetPlayer, FleetWindows, RuleSetting
-from jaxserve.autoscale.rules import RULES, parameters
+from jaxserve.autoscale.rules import RULES
+from jaxserve.autoscale.scaling_rule import parameters
 from jaxserve.autoscale.setup import FleetDemand, attainment
 
 FIRST_LANES, KEPT_LANES, NEAR_LANES = 31, 4, 8

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.autoscale.history import Fleetwide, Reading
-from jaxserve.autoscale.rules import RULES, first_memory, parameters
+from jaxserve.autoscale.rules import RULES
+from jaxserve.autoscale.scaling_rule import first_memory, parameters
 
 FLEET = Fleetwide(
     window_s=15.0,

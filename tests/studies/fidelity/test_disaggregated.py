@@ -1,6 +1,5 @@
 """Promises of the comparison with servers whose prompts and decoding have GPUs of their own."""
 
-import csv
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from jaxserve.studies.fidelity.disaggregated_rows import (
     RoleWorkers,
     disaggregated_rows,
 )
-from jaxserve.studies.fidelity.served_rows import FILE
+from tests.studies.fidelity.served_file import write_served
 
 SOURCE = "db-dump/2026-04-27; config_id=590; silicon_concurrency={}; measured=2026-03-23T00:00"
 ROW: dict[str, Any] = {
@@ -47,13 +46,7 @@ ROW: dict[str, Any] = {
 
 
 def _written(directory: Path, *changes: dict[str, Any]) -> Path:
-    path = directory / FILE
-    path.parent.mkdir()
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ROW)
-        writer.writeheader()
-        writer.writerows([ROW | change for change in changes])
-    return directory
+    return write_served(directory, ROW, *changes)
 
 
 def test_a_row_is_of_the_search_space_of_its_day(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Promises of the comparison with measured servers."""
 
-import csv
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from jaxserve.studies.fidelity.served_fit import (
 from jaxserve.studies.fidelity.served_loop import Accepted, Loop
 from jaxserve.studies.fidelity.served_recipes import recipe
 from jaxserve.studies.fidelity.served_rows import FILE, ServedRow, served_rows, shipped
+from tests.studies.fidelity.served_file import write_served
 
 SHARED = shared_data()
 needs_silicon = pytest.mark.skipif(
@@ -55,13 +55,7 @@ ROW: dict[str, Any] = {
 
 
 def _written(directory: Path, *changes: dict[str, Any]) -> Path:
-    path = directory / FILE
-    path.parent.mkdir()
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ROW)
-        writer.writeheader()
-        writer.writerows([ROW | change for change in changes])
-    return directory
+    return write_served(directory, ROW, *changes)
 
 
 @pytest.mark.parametrize(
