@@ -101,6 +101,7 @@ def test_a_drain_ends_with_its_sequences_or_with_its_time() -> None:
         _, state = window(state, 3, number, settings, ended=0.1)
     # 25 s have passed in the third window; 10 exp(-.3) sequences of 40 were left.
     assert np.isclose(float(state.stopped_share), 10.0 * np.exp(-0.3) / 40.0)
+    assert not np.asarray(state.leaving).any()
     assert int(phases(state)[2].sum()) == 0
     _, quick = window(fleet(4), 3, 0, settings, ended=6.0)
     assert int(phases(quick)[2].sum()) == 0
