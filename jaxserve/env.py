@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, batch_last
 from jaxserve.errors import InputError
+from jaxserve.sim.fast.fleet import init_fleet
 from jaxserve.sim.fast.latency import ttft_quantile
 from jaxserve.sim.fast.state import SimState, Slo, init_sim
 from jaxserve.sim.fast.window import advance_window, idle_metrics
@@ -49,6 +50,9 @@ from jaxserve.types import (
     WindowMetrics,
 )
 
+_START_UPS = 1
+"""Number that tells the key of start-ups from the other keys of an episode."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +78,7 @@ class ServeEnv(Replaceable):
     slo: Slo
     reward: RewardModel
     knob_active: jax.Array
-    """bool[6], knobs the agent may turn, in the order of ``jaxserve.spaces.KNOBS``."""
+    """bool[7], knobs the agent may turn, in the order of ``jaxserve.spaces.KNOBS``."""
     locked: ServeAction
     """values of the knobs that are not active."""
     lowest: ServeAction
@@ -94,7 +98,7 @@ class ServeEnv(Replaceable):
     """scheduler ticks per window."""
 
     def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:
-        """Starts an episode on an idle deployment.
+        """Starts an episode on an idle deployment, all of whose replicas serve.
 
         Args:
           key: typed PRNG key; it is the episode's only source of randomness.
@@ -109,15 +113,22 @@ class ServeEnv(Replaceable):
         scale_key, workload_key = jax.random.split(key)
         spread = self.randomisation * jax.random.uniform(scale_key, (), minval=-1.0)
         class_count = self.workload.classes.prompt_tokens.shape[0]
-        metrics = idle_metrics(class_count)
+        sim = init_sim(
+            class_count, self.time_scale * jnp.exp(spread), self.workload.classes.output_ages
+        )
+        fleet = self.deployment.fleet
+        if fleet is not None:
+            start_key = jax.random.fold_in(key, _START_UPS)
+            serving = self.deployment.num_gpus.astype(jnp.int32)
+            replicas = init_fleet(start_key, fleet, serving, class_count)
+            sim = dataclasses.replace(sim, fleet=replicas)
         observation = self._idle_observation()
+        metrics = dataclasses.replace(
+            idle_metrics(class_count), replicas_ready=observation.replicas_ready
+        )
         state = EnvState(
             workload=init_workload(self.workload, workload_key),
-            sim=init_sim(
-                class_count,
-                self.time_scale * jnp.exp(spread),
-                self.workload.classes.output_ages,
-            ),
+            sim=sim,
             observation=observation,
             step=jnp.int32(0),
         )
@@ -199,8 +210,15 @@ class ServeEnv(Replaceable):
         return ServeAction(**{knob: acts(i, knob) for i, knob in enumerate(KNOBS)})
 
     def observe(self, observation: ServeObservation) -> jax.Array:
-        """Normalised features for networks, float32[len(FEATURE_NAMES)], roughly in -1..2."""
-        return jnp.stack([feature(self, observation) for feature in _FEATURES.values()])
+        """Normalised features for networks, float32[len(self.feature_names)], roughly in -1..2."""
+        features = _FEATURES if self.deployment.fleet is None else _FEATURES | _FLEET_FEATURES
+        return jnp.stack([feature(self, observation) for feature in features.values()])
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the entries of ``observe``: ``FEATURE_NAMES``, and those of a fleet behind them
+        where the deployment has one."""
+        return FEATURE_NAMES + (() if self.deployment.fleet is None else FLEET_FEATURE_NAMES)
 
     def _idle_observation(self) -> ServeObservation:
         idle = {
@@ -213,6 +231,7 @@ class ServeEnv(Replaceable):
         idle["gpu_memory_used_gb"] = (
             self.deployment.weights_gib[0] + self.deployment.activation_base_gib
         )
+        idle["replicas_ready"] = self.deployment.num_gpus
         return ServeObservation(**idle)
 
     def next_observation(
@@ -283,6 +302,8 @@ def _next_observation(
             slo_violation_rate=1.0 - compliance,
             cost_so_far=last.cost_so_far + metrics.cost_usd,
             reconfiguring=1.0 - metrics.capacity,
+            replicas_ready=metrics.replicas_ready,
+            replicas_starting=metrics.replicas_starting,
         )
     )
 
@@ -324,4 +345,11 @@ _FEATURES: dict[str, Callable[[ServeEnv, ServeObservation], jax.Array]] = {
     "reconfiguring": lambda env, o: o.reconfiguring,
 }
 FEATURE_NAMES = tuple(_FEATURES)
-"""Names of the entries of ``ServeEnv.observe``. Trained weights depend on their order."""
+"""Names of the entries of ``ServeEnv.observe`` on a deployment without a fleet. Trained weights
+depend on their order."""
+_FLEET_FEATURES: dict[str, Callable[[ServeEnv, ServeObservation], jax.Array]] = {
+    "replicas_ready_share": lambda env, o: o.replicas_ready / env.deployment.num_gpus,
+    "replicas_starting_share": lambda env, o: o.replicas_starting / env.deployment.num_gpus,
+}
+FLEET_FEATURE_NAMES = tuple(_FLEET_FEATURES)
+"""Names of the entries behind these on a deployment with a fleet."""

@@ -15,6 +15,8 @@ import numpy as np
 
 MAX_BATCH = 512
 """Largest batch cap: sequences per GPU that may run at once."""
+MAX_GPUS = 8
+"""Most GPUs of a deployment; a tensor-parallel group, which is a replica, counts as one."""
 MAX_DEPTH = 8
 """Deepest speculation: draft tokens in a verify step, at most."""
 MAX_CONTEXT_TOKENS = 131_072
@@ -76,8 +78,10 @@ class Knob:
     """whether differences count in octaves."""
     restarts: bool = False
     """whether GPUs are away for seconds when it is turned."""
-    below_gpus: bool = False
-    """whether it stays below the deployment's number of GPUs."""
+    spared_gpus: int | None = None
+    """GPUs of the deployment that its highest value leaves; None where it counts no GPUs."""
+    optional: bool = False
+    """whether an action may leave it out: it is newer than the actions that others keep."""
 
     @property
     def text(self) -> str:
@@ -87,7 +91,9 @@ class Knob:
 
     def highest(self, num_gpus: float) -> float:
         """The highest value that acts on a deployment."""
-        return min(self.bound.high, num_gpus - 1) if self.below_gpus else self.bound.high
+        if self.spared_gpus is None:
+            return self.bound.high
+        return min(self.bound.high, num_gpus - self.spared_gpus)
 
 
 @dataclass(frozen=True)

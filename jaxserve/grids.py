@@ -14,7 +14,7 @@ KNOB_GRIDS = {name: np.array(knob.grid) for name, knob in KNOB_FIELDS.items()}
 
 
 def grid_sizes(env: ServeEnv) -> np.ndarray:
-    """int[6]: number of values the agent may choose, 1 for knobs that the task locks."""
+    """int[7]: number of values the agent may choose, 1 for knobs that the task locks."""
     num_gpus = float(np.max(env.deployment.num_gpus))
     sizes = [
         sum(value <= knob.highest(num_gpus) for value in knob.grid) for knob in KNOB_FIELDS.values()
@@ -23,7 +23,7 @@ def grid_sizes(env: ServeEnv) -> np.ndarray:
 
 
 def action_at(indices: jax.Array) -> ServeAction:
-    """The action at grid indices int32[..., 6], in the order of ``KNOBS``."""
+    """The action at grid indices int32[..., 7], in the order of ``KNOBS``."""
     return ServeAction(
         **{
             name: jnp.asarray(knob.grid, knob.bound.dtype)[indices[..., place]]
@@ -33,7 +33,7 @@ def action_at(indices: jax.Array) -> ServeAction:
 
 
 def nearest_indices(action: ServeAction) -> jax.Array:
-    """int32[6]: the grid point nearest to an action of scalars (some knobs count in octaves)."""
+    """int32[7]: the grid point nearest to an action of scalars (some knobs count in octaves)."""
     nearest = []
     for name, knob in KNOB_FIELDS.items():
         grid, value = jnp.asarray(knob.grid, jnp.float32), getattr(action, name)

@@ -19,6 +19,7 @@ KNOBS = tuple(KNOB_FIELDS)
 ACTION_BOUNDS = {name: knob.bound for name, knob in KNOB_FIELDS.items()}
 DEFAULT_ACTION = {name: knob.default for name, knob in KNOB_FIELDS.items()}
 """Knobs of an operator who turns none; also the values of knobs that a task locks."""
+_REQUIRED = tuple(name for name, knob in KNOB_FIELDS.items() if not knob.optional)
 RESTART_KNOBS = tuple(name for name, knob in KNOB_FIELDS.items() if knob.restarts)
 """Knobs whose change takes GPUs away for seconds."""
 
@@ -41,7 +42,8 @@ def validate_action(action: ServeAction | Mapping[str, object]) -> ServeAction:
     """Checks an action that comes from outside.
 
     Args:
-      action: all six knobs, numbers or arrays of one shape (checked element by element).
+      action: all knobs but optional ones, numbers or arrays of one shape (checked element by
+        element).
 
     Raises:
       InputError: as ``make_action``; also a missing knob, or knobs of different shapes.
@@ -63,17 +65,18 @@ def check_knobs(action: ServeAction | Mapping[str, object]) -> dict[str, NDArray
     unknown = sorted(set(action) - set(KNOBS), key=str)
     if unknown:
         raise InputError(f"unknown knob {unknown[0]!r}; the knobs are {', '.join(KNOBS)}")
-    missing = [knob for knob in KNOBS if knob not in action]
+    missing = [knob for knob in _REQUIRED if knob not in action]
     if missing:
-        raise InputError(f"knob {missing[0]!r} is missing; an action names {', '.join(KNOBS)}")
-    checked = {knob: _checked(knob, action[knob]) for knob in KNOBS}
+        raise InputError(f"knob {missing[0]!r} is missing; an action names {', '.join(_REQUIRED)}")
+    checked = {knob: _checked(knob, action[knob]) for knob in KNOBS if knob in action}
     shape = checked[KNOBS[0]].shape
+    left_out = {knob: np.full(shape, DEFAULT_ACTION[knob]) for knob in KNOBS if knob not in checked}
     for knob, value in checked.items():
         if value.shape != shape:
             raise InputError(
                 f"{knob} has shape {value.shape}; it must be that of {KNOBS[0]}, {shape}"
             )
-    return checked
+    return checked | left_out
 
 
 def check_single(action: object) -> None:

@@ -10,7 +10,16 @@ from typing import Any, Self
 
 import jax
 
-from jaxserve.fields import MAX_BATCH, MAX_CONTEXT_TOKENS, MAX_DEPTH, Bound, Tier, entry, knob
+from jaxserve.fields import (
+    MAX_BATCH,
+    MAX_CONTEXT_TOKENS,
+    MAX_DEPTH,
+    MAX_GPUS,
+    Bound,
+    Tier,
+    entry,
+    knob,
+)
 
 PRIORITY_GROUPS = 3
 """Number of priority groups of requests, 0 the highest."""
@@ -27,7 +36,7 @@ class Replaceable:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ServeAction(Replaceable):
-    """The six knobs, held for one control window.
+    """The knobs, held for one control window.
 
     Inside jit out-of-range values are clipped and reals rounded; outer boundaries reject them
     (``jaxserve.spaces.validate_action``).
@@ -80,7 +89,7 @@ class ServeAction(Replaceable):
         effect="a change re-roles GPUs and costs capacity",
         unit="GPUs",
         restarts=True,
-        below_gpus=True,
+        spared_gpus=1,
     )
     priority_routing: jax.Array = knob(
         Bound(0, 1, integer=True),
@@ -89,6 +98,17 @@ class ServeAction(Replaceable):
         label="priority routing",
         meaning="serve higher priority groups first, otherwise first come first served",
         names=("off", "on"),
+    )
+    replicas: jax.Array = knob(
+        Bound(0, MAX_GPUS, integer=True),
+        default=0,
+        grid=tuple(range(MAX_GPUS + 1)),
+        label="replicas",
+        meaning="replicas that are wanted, 0 is all",
+        effect="more are paid at once and serve after their start-up, fewer drain first",
+        unit="replicas",
+        spared_gpus=0,
+        optional=True,
     )
 
 
@@ -151,6 +171,8 @@ class ServeObservation(Replaceable):
     reconfiguring: jax.Array = entry(
         1, "share", "capacity of the deployment lost to a running switch or restart"
     )
+    replicas_ready: jax.Array = entry(MAX_GPUS, "replicas", "serving now")
+    replicas_starting: jax.Array = entry(MAX_GPUS, "replicas", "starting now")
 
 
 @jax.tree_util.register_dataclass
@@ -223,6 +245,12 @@ class WindowMetrics(Replaceable):
     """int32, quantisation tier in force in the window, for most of it where it changed inside."""
     prefill_gpus: jax.Array
     """int32, GPUs that only prefilled in the window, likewise; 0 = colocated."""
+    replicas_ready: jax.Array
+    """replicas that serve at the end of the window; all of a deployment without a fleet."""
+    replicas_starting: jax.Array
+    """replicas that start then."""
+    replicas_rented: jax.Array
+    """replicas paid for, averaged over the window: serving, starting and draining ones."""
 
 
 @jax.tree_util.register_dataclass

@@ -1,6 +1,6 @@
 """Parts that the adapters share: grid indices in, features and plain numbers out.
 
-An action is int32[6], an index into ``jaxserve.grids.KNOB_GRIDS`` for each of ``jaxserve.KNOBS``
+An action is int32[7], an index into ``jaxserve.grids.KNOB_GRIDS`` for each of ``jaxserve.KNOBS``
 (always 0 for a knob that the task locks); an observation is the vector of ``ServeEnv.observe``.
 """
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
+from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at
 from jaxserve.spaces import KNOBS, OBSERVATION_FIELDS
@@ -23,6 +23,7 @@ from jaxserve.types import ServeObservation, TimeStep
 _COUNTS = ("arrivals", "completed", "good", "rejected", "lost", "waiting", "running")
 _FIGURES = ("tokens", "preemptions", "memory_gib", "energy_j", "cost_usd", "kv_occupancy")
 _IN_FORCE = ("acceptance", "capacity", "oom", "tier", "prefill_gpus")
+_FLEET = ("replicas_ready", "replicas_starting", "replicas_rented")
 _LATENCIES = tuple(name for name, entry in OBSERVATION_FIELDS.items() if entry.unit == "ms")
 _REWARD_PARTS = ("throughput", "latency", "slo", "cost", "memory")
 _EPISODE_SHARES = ("episode_progress", "cost_share")
@@ -36,7 +37,7 @@ class Seen:
     episode."""
 
     features: jax.Array
-    """float32[len(FEATURE_NAMES)]"""
+    """float32[D], see ``ServeEnv.feature_names``."""
     reward: jax.Array
     """float32; 0 at the start."""
     terminated: jax.Array
@@ -55,7 +56,7 @@ def start(env: ServeEnv, key: jax.Array) -> tuple[EnvState, Seen]:
 
 
 def advance(env: ServeEnv, state: EnvState, indices: jax.Array) -> tuple[EnvState, Seen]:
-    """Plays a window with the knobs at grid indices int32[6]."""
+    """Plays a window with the knobs at grid indices int32[7]."""
     state, timestep = env.step(state, action_at(indices))
     return state, _seen(env, timestep)
 
@@ -68,15 +69,15 @@ def feature_bounds(env: ServeEnv) -> tuple[jax.Array, jax.Array]:
     All bounds leave room for rounding, which differs from one compiled program to another.
     """
     low, high = (env.observe(_corner(edge)) for edge in ("low", "high"))
-    high = jnp.where(np.isin(FEATURE_NAMES, _EPISODE_SHARES), 1.0, high)
+    high = jnp.where(np.isin(env.feature_names, _EPISODE_SHARES), 1.0, high)
     return low - _ROUNDING, high + _ROUNDING
 
 
 def checked_indices(action: Any, sizes: NDArray[np.int64], count: int | None = None) -> jax.Array:
-    """An action from outside as int32[6], or int32[count, 6] for ``count`` environments.
+    """An action from outside as int32[7], or int32[count, 7] for ``count`` environments.
 
     Args:
-      sizes: int[6], grid points of each knob, 1 for those that the task locks.
+      sizes: int[7], grid points of each knob, 1 for those that the task locks.
 
     Raises:
       InputError: no whole numbers, another shape, or an index outside the grid of its knob.
@@ -113,7 +114,7 @@ def _corner(edge: str) -> ServeObservation:
 def _seen(env: ServeEnv, timestep: TimeStep) -> Seen:
     metrics, observation, parts = timestep.metrics, timestep.observation, timestep.parts
     numbers = {name: jnp.sum(getattr(metrics, name)) for name in _COUNTS}
-    numbers |= {name: getattr(metrics, name) for name in (*_FIGURES, *_IN_FORCE)}
+    numbers |= {name: getattr(metrics, name) for name in (*_FIGURES, *_IN_FORCE, *_FLEET)}
     numbers |= {name: getattr(observation, name) for name in _LATENCIES}
     numbers |= {f"reward_{name}": getattr(parts, name) for name in _REWARD_PARTS}
     return Seen(

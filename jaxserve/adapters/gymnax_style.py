@@ -46,7 +46,7 @@ def make(task: str | int | TaskSpec, **options: Any) -> tuple[GymnaxEnv, ServeEn
 class GymnaxEnv:
     """A ``ServeEnv`` as code written for gymnax expects it.
 
-    An action is int32[6], an index into the grid of each of ``jaxserve.KNOBS``. As everywhere
+    An action is int32[7], an index into the grid of each of ``jaxserve.KNOBS``. As everywhere
     inside jit, an index outside its grid means the nearest inside.
     """
 
@@ -94,7 +94,7 @@ class GymnaxEnv:
 
         Args:
           key: PRNG key, typed or of the old kind; the next episode's only source of randomness.
-          action: int32[6].
+          action: int32[7].
 
         Returns:
           observation, state, reward, terminated, truncated, info. After the last window of an
@@ -142,7 +142,7 @@ class _ActionWrapper(abc.ABC):
 
     @abc.abstractmethod
     def _indices(self, action: jax.Array) -> jax.Array:
-        """Grid indices of the knobs, int32[6], from an action of the other space."""
+        """Grid indices of the knobs, int32[7], from an action of the other space."""
 
 
 class OneIndex(_ActionWrapper):

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jaxserve.agents.capacity import Load, decode_speed, value_share
 from jaxserve.arrays.convert import on_device
 from jaxserve.env import ServeEnv
-from jaxserve.fields import Tier
+from jaxserve.fields import MAX_GPUS, Tier
 from jaxserve.sim.machine.acceptance import tokens_per_step
-from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS
 from jaxserve.types import ServeAction, ServeObservation
 

@@ -24,8 +24,13 @@ from jaxserve.types import ServeAction, ServeObservation
 AVERAGING_WINDOWS = (3.0, 12.0)
 """Time constants of the running means that the network sees beside the latest observation."""
 _VIEWS = 1 + len(AVERAGING_WINDOWS)
-INPUTS = _VIEWS * len(FEATURE_NAMES) + sum(len(KNOB_GRIDS[knob]) for knob in RESTART_KNOBS)
-"""Length of the network's input."""
+_LAST_KNOBS = sum(len(KNOB_GRIDS[knob]) for knob in RESTART_KNOBS)
+_STICKY_KNOBS = tuple(KNOBS.index(knob) for knob in (*RESTART_KNOBS, "replicas"))
+
+
+def input_width(features: int) -> int:
+    """Length of the network's input for observations of so many features."""
+    return _VIEWS * features + _LAST_KNOBS
 
 
 @jax.tree_util.register_dataclass
@@ -71,7 +76,7 @@ class NetworkMemory:
     averages: jax.Array
     """float32[len(AVERAGING_WINDOWS), D], running means of the normalised features."""
     last: jax.Array
-    """int32[6], grid indices of the last action."""
+    """int32[7], grid indices of the last action."""
     hidden: jax.Array
     """float32[H], state of the recurrent cell; without one an unused number, because checkpoints
     take no empty arrays."""
@@ -90,11 +95,13 @@ class Network(nn.Module):
     """Separate perceptrons for the policy and the value, behind an optional recurrent cell."""
 
     sizes: tuple[int, ...]
-    """grid points of each of the six knobs; 1 for knobs that the task locks."""
+    """grid points of each knob; 1 for knobs that the task locks."""
+    features: tuple[str, ...] = FEATURE_NAMES
+    """names of the features of an observation."""
     width: int = 64
     recurrent: bool = False
     stickiness: float = 5.0
-    """bonus of the last value of a knob whose change costs a restart, in nats."""
+    """bonus of the last value of a knob whose change costs a restart or a start-up, in nats."""
 
     @nn.compact
     def __call__(
@@ -104,8 +111,8 @@ class Network(nn.Module):
 
         Args:
           hidden: float32[..., H], state of the recurrent cell.
-          inputs: float32[..., INPUTS].
-          last: int32[..., 6], grid indices of the last action.
+          inputs: float32[..., I], of ``input_width``.
+          last: int32[..., 7], grid indices of the last action.
         """
         if self.recurrent:
             cell = nn.GRUCell(self.width, recurrent_kernel_init=_orthogonal(1.0))
@@ -116,11 +123,10 @@ class Network(nn.Module):
         widths = [self.sizes[i] for i in knobs]
         joined = self._perceptron(inputs, sum(widths), 0.01)
         logits = jnp.split(joined, np.cumsum(widths)[:-1], axis=-1)
-        sticky = [KNOBS.index(knob) for knob in RESTART_KNOBS]
         return hidden, Outputs(
             tuple(
                 logit + self.stickiness * jax.nn.one_hot(last[..., i], logit.shape[-1])
-                if i in sticky
+                if i in _STICKY_KNOBS
                 else logit
                 for i, logit in zip(knobs, logits, strict=True)
             ),
@@ -136,13 +142,14 @@ class Network(nn.Module):
     def initial_params(self, key: jax.Array) -> Any:
         """Fresh parameters; ``key`` is consumed."""
         last = jnp.zeros(len(self.sizes), jnp.int32)
-        return self.init(key, self._initial_hidden(), jnp.zeros(INPUTS), last)["params"]
+        inputs = jnp.zeros(input_width(len(self.features)))
+        return self.init(key, self._initial_hidden(), inputs, last)["params"]
 
     @nn.nowrap
     def initial_memory(self, env: ServeEnv) -> NetworkMemory:
         """Memory at the start of an episode."""
         return NetworkMemory(
-            averages=jnp.zeros((len(AVERAGING_WINDOWS), len(FEATURE_NAMES))),
+            averages=jnp.zeros((len(AVERAGING_WINDOWS), len(self.features))),
             last=nearest_indices(env.locked),
             hidden=self._initial_hidden(),
         )
@@ -173,13 +180,14 @@ def _orthogonal(scale: float) -> nn.initializers.Initializer:
 
 def network_for(env: ServeEnv, **fields: int | float | bool) -> Network:
     """The network whose heads fit a task; ``fields`` as in ``Network``."""
-    return Network(sizes=tuple(int(size) for size in grid_sizes(env)), **fields)  # type: ignore
+    sizes = tuple(int(size) for size in grid_sizes(env))
+    return Network(sizes=sizes, features=env.feature_names, **fields)  # type: ignore
 
 
 def forward(
     network: Network, params: Any, memory: NetworkMemory, inputs: jax.Array
 ) -> tuple[NetworkMemory, Outputs]:
-    """Forward pass on inputs float32[..., INPUTS]: the memory after it, and the outputs."""
+    """Forward pass on inputs float32[..., I]: the memory after it, and the outputs."""
     applied: Any = network.apply({"params": params}, memory.hidden, inputs, memory.last)
     hidden, outputs = applied
     return dataclasses.replace(memory, hidden=hidden), outputs
@@ -197,7 +205,7 @@ def encode_observation(
       observation: scalars of the latest window.
 
     Returns:
-      the memory with the observation in its running means, the network's input float32[INPUTS], and
+      the memory with the observation in its running means, the network's input float32[I], and
       the features before normalisation, float32[D].
     """
     features = env.observe(observation)
@@ -213,7 +221,7 @@ def encode_observation(
 
 
 def log_probability(outputs: Outputs, sizes: tuple[int, ...], indices: jax.Array) -> jax.Array:
-    """float32[...]: log-probability of actions ``indices`` int32[..., 6], summed over the knobs."""
+    """float32[...]: log-probability of actions ``indices`` int32[..., 7], summed over the knobs."""
     knobs = [i for i, size in enumerate(sizes) if size > 1]
     return sum(
         jnp.take_along_axis(jax.nn.log_softmax(logits), indices[..., i, None], axis=-1)[..., 0]
@@ -228,7 +236,7 @@ def entropy(outputs: Outputs) -> jax.Array:
 
 
 def sample_action(outputs: Outputs, sizes: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """int32[..., 6]: grid indices drawn from the policy, 0 for locked knobs; consumes ``key``."""
+    """int32[..., 7]: grid indices drawn from the policy, 0 for locked knobs; consumes ``key``."""
     ends = np.cumsum([values.shape[-1] for values in outputs.logits])
     # The most likely value after adding Gumbel noise is a draw (Gumbel 1954).
     draws = jnp.maximum(
@@ -247,11 +255,11 @@ def sticky_action(
     Args:
       outputs: logits of the knobs.
       sizes: grid points of each knob.
-      last: int32[..., 6], grid indices of the last action.
+      last: int32[..., 7], grid indices of the last action.
       nats: bonus of the last value.
 
     Returns:
-      int32[..., 6], grid indices; 0 for locked knobs.
+      int32[..., 7], grid indices; 0 for locked knobs.
     """
     knobs = [i for i, size in enumerate(sizes) if size > 1]
     held = [
@@ -262,7 +270,7 @@ def sticky_action(
 
 
 def _highest(outputs: Outputs, sizes: tuple[int, ...]) -> jax.Array:
-    """int32[..., 6]: grid indices of the highest logits; 0 for locked knobs."""
+    """int32[..., 7]: grid indices of the highest logits; 0 for locked knobs."""
     chosen = [jnp.zeros(outputs.value.shape, jnp.int32)] * len(sizes)
     knobs = [i for i, size in enumerate(sizes) if size > 1]
     for i, values in zip(knobs, outputs.logits, strict=True):

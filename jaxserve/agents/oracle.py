@@ -66,7 +66,7 @@ def oracle_plans(
 
     Args:
       keys: S episodes to plan for.
-      static: int32[6], the best static setting, where the plan starts.
+      static: int32[7], the best static setting, where the plan starts.
       by_regime: int32[regimes, 6], settings to consider whole, see ``regime_settings``.
 
     Returns:

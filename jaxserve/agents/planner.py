@@ -71,7 +71,7 @@ class Planner(PrivilegedPolicy):
     """The planner for one task; build it with ``planner_for``."""
 
     sizes: jax.Array
-    """int32[6], grid points of each knob; 1 for those that the task locks."""
+    """int32[7], grid points of each knob; 1 for those that the task locks."""
     config: PlannerConfig = field(default=PlannerConfig(), metadata={"static": True})
 
     def init(self, env: ServeEnv) -> Intent:

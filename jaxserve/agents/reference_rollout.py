@@ -25,7 +25,7 @@ from jaxserve.sim.machine.deployment import GIB, Deployment
 from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.reference.counters import WindowStats
 from jaxserve.sim.reference.episode_requests import episode_requests, roll_traffic
-from jaxserve.sim.reference.replicas import Replicas
+from jaxserve.sim.reference.replicas import Phase
 from jaxserve.sim.reference.request import Request, request_log
 from jaxserve.sim.reference.settings import (
     Knobs,
@@ -72,10 +72,8 @@ def reference_settings(deployment: Deployment) -> ReferenceSettings:
     )
 
 
-def reference_knobs(
-    deployment: Deployment, action: ServeAction, replicas: int | None = None
-) -> Knobs:
-    """A clipped action, and the replicas that are to serve, as knobs of the reference simulator."""
+def reference_knobs(deployment: Deployment, action: ServeAction) -> Knobs:
+    """A clipped action as knobs of the reference simulator."""
     depth, tier = int(action.speculation_depth), int(action.quantization_tier)
     pool_tokens = float(deployment.kv_pool_tokens[tier, int(depth > 0)])
     return Knobs(
@@ -85,7 +83,9 @@ def reference_knobs(
         tier=tier,
         priority_routing=bool(action.priority_routing),
         prefill_gpus=min(int(action.prefill_decode_split), round(float(deployment.num_gpus)) - 1),
-        replicas=replicas,
+        replicas=None
+        if deployment.fleet is None
+        else int(action.replicas) or round(float(deployment.num_gpus)),
     )
 
 
@@ -188,7 +188,6 @@ class ReferenceEpisode:
         self._window = 0
         self._upcoming = 0
         self._open: list[Request] = []
-        self.rented_s = 0.0
         self._serving = serving
         self._ttft_slo_s = np.asarray(env.slo.ttft_s, np.float64)
         self._tpot_slo_s = np.asarray(env.slo.tpot_s, np.float64)
@@ -197,7 +196,8 @@ class ReferenceEpisode:
         """The simulator at time 0, in FP16 and colocated like every episode, ready for
         ``action``."""
         at_start = dataclasses.replace(action, quantization_tier=0, prefill_decode_split=0)
-        knobs = reference_knobs(self.env.deployment, at_start, self._serving)
+        knobs = reference_knobs(self.env.deployment, at_start)
+        knobs = dataclasses.replace(knobs, replicas=self._serving)
         return ReferenceSimulator(
             reference_settings(self.env.deployment),
             self._timer,
@@ -207,23 +207,15 @@ class ReferenceEpisode:
             memory=self._memory,
         )
 
-    def step(self, action: ServeAction, replicas: int | None = None) -> WindowMetrics:
-        """Holds the knobs (clipped), and the ``replicas`` of a fleet that are wanted, for one
-        window; float32 NumPy leaves."""
+    def step(self, action: ServeAction) -> WindowMetrics:
+        """Holds the knobs (clipped) for one window; float32 NumPy leaves."""
         if self._simulator is None:
             self._simulator = self.start(action)
         self._window += 1
-        knobs = reference_knobs(self.env.deployment, action, replicas)
+        knobs = reference_knobs(self.env.deployment, action)
         stats = self._simulator.advance(self._window * self.env.window_s, knobs)
-        self.rented_s = stats.rented_s
         queued = {request.id for request in self._simulator.queued()}
         return self._metrics(stats, action, queued)
-
-    @property
-    def replicas(self) -> Replicas:
-        """Phases of the replicas; after the first window."""
-        assert self._simulator is not None
-        return self._simulator.replicas
 
     def log(self) -> np.ndarray:
         """``LOG_DTYPE`` row of every request that has arrived so far."""
@@ -264,6 +256,7 @@ class ReferenceEpisode:
             tier=stats.tier,
         )
         energy_j = self._energy_j(stats)
+        assert self._simulator is not None
         values: dict[str, Any] = dict(
             arrivals=self._arrivals[self._window - 1],
             completed=completed,
@@ -292,6 +285,9 @@ class ReferenceEpisode:
             acceptance=stats.draft_accepted / max(stats.drafted, 1),
             capacity=stats.capacity,
             oom=float(stats.oom_restarts > 0),
+            replicas_ready=self._simulator.replicas.count(Phase.SERVING),
+            replicas_starting=self._simulator.replicas.count(Phase.STARTING),
+            replicas_rented=stats.rented_s / self.env.window_s,
         )
         return WindowMetrics(
             **{name: jnp.asarray(value, jnp.float32) for name, value in values.items()},

@@ -69,7 +69,7 @@ class Contender:
     """A setting of the race beside the winner."""
 
     setting: NDArray[np.int32]
-    """int32[6], grid indices."""
+    """int32[7], grid indices."""
     reward: float
     """mean reward per window over the episodes of the race."""
     difference: tuple[float, float, float]
@@ -87,7 +87,7 @@ class StaticSearch:
     """Result of ``search_static``."""
 
     setting: NDArray[np.int32]
-    """int32[6], grid indices of the named setting."""
+    """int32[7], grid indices of the named setting."""
     contenders: tuple[Contender, ...]
     """settings that were still in the race at its end, the named one first, then by reward; the
     engine's own setting is among them in any case."""
@@ -168,12 +168,12 @@ class _Search:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """int[6], values of each knob."""
+        """int[7], values of each knob."""
         return grid_sizes(self.env)
 
     @property
     def default(self) -> NDArray[np.int32]:
-        """int32[6]: the engine's own values on the grid, 0 for locked knobs."""
+        """int32[7]: the engine's own values on the grid, 0 for locked knobs."""
         nearest = np.asarray(nearest_indices(self.env.locked), np.int32)
         return np.where(self.sizes > 1, nearest, 0).astype(np.int32)
 
@@ -370,7 +370,7 @@ def _named(
 
     Args:
       racing, found, out: what ``_Search.race`` returns.
-      default: int32[6], the engine's own setting.
+      default: int32[7], the engine's own setting.
     """
     means = found.mean(1)
     regret = np.where(out, np.inf, _regret(found))

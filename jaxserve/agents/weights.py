@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxserve.agents.network import Network, NetworkPolicy, Normaliser, network_for
 from jaxserve.checks import JsonObject, refuse
 from jaxserve.datafiles import UNREADABLE_ARCHIVE, read_json, write_atomic
-from jaxserve.env import FEATURE_NAMES, ServeEnv
+from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.spec import TaskSpec
@@ -43,7 +43,7 @@ def save_weights(
         "width": policy.network.width,
         "recurrent": policy.network.recurrent,
         "knobs": _knobs(policy.network),
-        "features": list(FEATURE_NAMES),
+        "features": list(policy.network.features),
         "provenance": dict(provenance),
     }
     write_atomic(directory / f"{_FILE}.npz", packed.getvalue())
@@ -66,8 +66,8 @@ def load_weights(directory: Path, env: ServeEnv, task: str) -> NetworkPolicy:
     )
     about = JsonObject(read_json(Path(where), where, missing), where)
     about.whole("spec_version", WEIGHTS_VERSION, WEIGHTS_VERSION)
-    if about.get("features") != list(FEATURE_NAMES):
-        raise InputError(f"{where}: features are not those of this version; train again")
+    if about.get("features") != list(env.feature_names):
+        raise InputError(f"{where}: features are not those of {task} in this version; train again")
     width = about.whole("width", 1, 4096)
     network = network_for(env, width=width, recurrent=about.flag("recurrent"))
     knobs = about.inside("knobs")
@@ -78,7 +78,8 @@ def load_weights(directory: Path, env: ServeEnv, task: str) -> NetworkPolicy:
         )
     arrays = _read_arrays(directory)
     expected = _by_path(
-        jax.eval_shape(network.initial_params, jax.random.key(0)), Normaliser.create()
+        jax.eval_shape(network.initial_params, jax.random.key(0)),
+        Normaliser.create(len(network.features)),
     )
     shapes = {name: leaf.shape for name, leaf in expected.items()}
     _check_arrays(arrays, shapes, f"{directory / _FILE}.npz", task)

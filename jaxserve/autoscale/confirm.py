@@ -26,7 +26,6 @@ from jaxserve.autoscale.play import (
 from jaxserve.autoscale.scaling_rule import RuleMemory, first_memory
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
 from jaxserve.sim.machine.cost_model import IterationTimer
-from jaxserve.sim.reference.replicas import Phase
 from jaxserve.types import WindowMetrics
 
 
@@ -79,17 +78,15 @@ def play_reference(
         wanted = memory.wanted[0]
         if number:
             wanted, memory = _want(fleet, kind, numbers, memory, reading)
-        metrics = episode.step(demand.action, int(wanted))
-        replicas = episode.replicas
-        serving, starting = replicas.count(Phase.SERVING), replicas.count(Phase.STARTING)
-        reading, latencies = _read(latencies, metrics, prompts, serving, starting)
+        metrics = episode.step(demand.action.replace(replicas=jnp.int32(wanted)))
+        reading, latencies = _read(latencies, metrics, prompts)
         ended = np.sum(metrics.completed) + np.sum(metrics.rejected) + np.sum(metrics.lost)
         rows.append(
             (
                 float(ended),
                 float(np.sum(metrics.good)),
                 float(np.sum(metrics.arrivals)),
-                episode.rented_s,
+                float(metrics.replicas_rented) * WINDOW_S,
             )
         )
         progress(1)
@@ -105,8 +102,6 @@ def _want(
 
 @jax.jit
 def _read(
-    latencies: Latencies, metrics: WindowMetrics, prompts: jax.Array, serving: int, starting: int
+    latencies: Latencies, metrics: WindowMetrics, prompts: jax.Array
 ) -> tuple[Reading, Latencies]:
-    return read_window(
-        latencies, metrics, prompts, WINDOW_S, jnp.asarray(serving), jnp.asarray(starting)
-    )
+    return read_window(latencies, metrics, prompts, WINDOW_S)

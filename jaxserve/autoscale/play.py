@@ -167,8 +167,6 @@ def read_window(
     metrics: WindowMetrics,
     prompt_tokens: jax.Array,
     window_s: float,
-    serving: jax.Array,
-    starting: jax.Array,
 ) -> tuple[Reading, Latencies]:
     """Reading at the end of a window, and the last minute's latencies with it.
 
@@ -177,8 +175,6 @@ def read_window(
       metrics: metrics of the window.
       prompt_tokens: float32[F], mean prompt of each class.
       window_s: seconds of the window.
-      serving: replicas that serve at its end.
-      starting: replicas that start at its end.
     """
     newest = Latencies(
         metrics.ttft_exceeded, add_up(metrics.first_tokens), metrics.completed, metrics.tpot_s
@@ -203,8 +199,8 @@ def read_window(
         ttft_p90_s=jnp.where(first > 0.5, histogram_quantile(TTFT_BUCKETS_S, ttft_above), 0.0),
         tpot_p90_s=jnp.where(ended > 0.5, histogram_quantile(TPOT_BUCKETS_S, tpot_above), 0.0),
         coming_wait_s=add_up(metrics.waiting) * window_s / jnp.maximum(newest.first_tokens, 1.0),
-        serving=jnp.asarray(serving, jnp.float32),
-        starting=jnp.asarray(starting, jnp.float32),
+        serving=metrics.replicas_ready,
+        starting=metrics.replicas_starting,
     )
     return reading, latencies
 
@@ -334,12 +330,13 @@ class FleetPlayer:
         )
 
     def _start(self, lanes: Sequence[RuleSetting], initial: int) -> _Carry:
-        classes = self.env.workload.classes
+        classes, places = self.env.workload.classes, self.env.deployment.fleet
+        assert places is not None
         count = classes.prompt_tokens.shape[0]
         sim = init_sim(count, self.env.time_scale, classes.output_ages)
 
         def one(serving: jax.Array) -> _Carry:
-            state = init_fleet(self.key, self.fleet.most, serving.astype(jnp.int32), count)
+            state = init_fleet(self.key, places, serving.astype(jnp.int32), count)
             return _Carry(
                 dataclasses.replace(sim, fleet=state),
                 first_memory(self.fleet, serving),
@@ -390,24 +387,19 @@ def _chunk(
             )
             sim, metrics = advance_window(
                 carry.sim,
-                action,
+                action.replace(replicas=wanted.astype(jnp.int32)),
                 arrivals,
                 deployment=deployment,
                 classes=classes,
                 table=env.table,
                 slo=env.slo,
                 window_s=env.window_s,
-                replicas=wanted.astype(jnp.int32),
             )
-            state = sim.fleet
-            assert state is not None
             reading, latencies = read_window(
                 carry.latencies,
                 metrics,
                 classes.prompt_tokens,
                 env.window_s,
-                jnp.sum(state.serving),
-                jnp.sum(state.starting),
             )
             ended = add_up(metrics.completed + metrics.rejected + metrics.lost)
             good = add_up(metrics.good)
@@ -416,7 +408,7 @@ def _chunk(
                 seconds=jnp.float32(env.window_s),
                 ended=ended,
                 good=good,
-                rented_s=state.rented * env.window_s,
+                rented_s=metrics.replicas_rented * env.window_s,
                 cost_usd=metrics.cost_usd,
                 changes=(wanted != carry.memory.wanted[0]).astype(jnp.float32),
                 missed_s=jnp.where(missed, env.window_s, 0.0),

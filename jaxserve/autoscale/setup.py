@@ -22,7 +22,7 @@ from jaxserve.autoscale.history import Fleetwide
 from jaxserve.autoscale.play import CHUNK_WINDOWS, STATIC, FleetPlayer, FleetWindows, RuleSetting
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
-from jaxserve.sim.machine.deployment import MAX_GPUS
+from jaxserve.fields import MAX_GPUS
 from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.table.lookup import contract, prefill_s_per_token
 from jaxserve.spaces import make_action
@@ -201,7 +201,9 @@ def load_demand(
     env = setup.env
     # Requests of a fleet queue at its router, which turns none away.
     deployment = dataclasses.replace(
-        env.deployment, fleet=settings.on_device(), queue_capacity=on_device(_QUEUE_CAPACITY)
+        env.deployment,
+        fleet=settings.on_device(max_replicas),
+        queue_capacity=on_device(_QUEUE_CAPACITY),
     )
     demand = FleetDemand(
         setup=setup,

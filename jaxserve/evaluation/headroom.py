@@ -59,7 +59,7 @@ class Headroom:
     env: ServeEnv
     """environment that was played."""
     static: np.ndarray
-    """int32[6], grid indices of the best static setting."""
+    """int32[7], grid indices of the best static setting."""
     by_regime: np.ndarray
     """int32[G, 6], the best setting of each of the task's G regimes."""
     matrix: np.ndarray

@@ -96,7 +96,7 @@ class _Trajectory:
     """Windows of a rollout; leaves [T, N, ...]."""
 
     inputs: jax.Array
-    """float32[T, N, INPUTS], inputs of the network."""
+    """float32[T, N, I], inputs of the network."""
     last: jax.Array
     """int32[T, N, 6], grid indices of the action before."""
     features: jax.Array
@@ -161,7 +161,7 @@ class Learner:
         state = TrainState(
             params=params,
             optimiser=self._optimiser().init(params),
-            normaliser=Normaliser.create(),
+            normaliser=Normaliser.create(len(self.network.features)),
             rewards=RewardScale.create(config.environments),
             env_states=dataclasses.replace(env_states, step=phase * config.rollout_windows),
             observations=observations,

@@ -177,11 +177,15 @@ def _row(entry: JsonObject, like: TimeStep) -> tuple[WindowMetrics, ServeObserva
     for name in ("in_force", "policy", "static"):
         entry.inside("expected").inside(name).number("good")
     measured = entry.inside("metrics")
-    # Logs of earlier versions lack these two.
+    # Logs of earlier versions lack these, and all their replicas served.
     nobody = np.zeros_like(like.metrics.overdue).tolist()
-    known = {"overdue": nobody, "on_track": nobody, **measured}
+    count = float(like.observation.replicas_ready)
+    fleet = {"replicas_ready": count, "replicas_starting": 0.0}
+    known = {"overdue": nobody, "on_track": nobody, "replicas_rented": count, **fleet, **measured}
     metrics = WindowMetrics(**_arrays(JsonObject(known, measured.where), like.metrics))
-    observation = ServeObservation(**_arrays(entry.inside("observation"), like.observation))
+    seen = entry.inside("observation")
+    seen = JsonObject(fleet | dict(seen), seen.where)
+    observation = ServeObservation(**_arrays(seen, like.observation))
     try:
         return metrics, observation, make_action(**entry.inside("action"))
     except InputError as error:

@@ -9,9 +9,9 @@ from typing import Any
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
+from jaxserve.fields import MAX_GPUS
 from jaxserve.gateway.knobs.values import obeyed
 from jaxserve.live.readings import TURNED, EngineState
-from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.sim.table.file import Calibration
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
 from jaxserve.tasks.spec import TaskSpec, parse_task

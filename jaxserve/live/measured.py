@@ -118,6 +118,8 @@ MEASURED: Mapping[str, Source] = {
         "share of the engines with unreadable metrics",
         "an engine that answers while it reloads counts as serving",
     ),
+    "replicas_ready": Source("scraped", "engines whose metrics can be read", "as reconfiguring"),
+    "replicas_starting": Source("configured", "0: policies start no engine", "none"),
 }
 assert MEASURED.keys() == OBSERVATION_FIELDS.keys()
 
@@ -223,6 +225,9 @@ def measure(
         acceptance=(counted(before, after, "accepted") or 0.0) / drafted if drafted else 0.0,
         capacity=after.up / after.count,
         oom=0.0,
+        replicas_ready=after.up,
+        replicas_starting=0.0,
+        replicas_rented=after.count,
     )
     exceeded = (np.asarray(times)[None, :] > TTFT_EDGES_S[:, None]).sum(axis=1)
     return WindowMetrics(

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.fields import MAX_GPUS
 from jaxserve.plan.answer import headline
 from jaxserve.plan.plan import Plan
-from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.sim.machine.hardware import GIB
 from jaxserve.sim.table.build import build, fill_grid
 from jaxserve.sim.table.file import TableFile, write_table_file

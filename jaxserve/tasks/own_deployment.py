@@ -15,8 +15,7 @@ from typing import Any
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.fields import TOKEN_BUDGETS
-from jaxserve.sim.machine.deployment import MAX_GPUS
+from jaxserve.fields import MAX_GPUS, TOKEN_BUDGETS
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import TableMetadata

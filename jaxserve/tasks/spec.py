@@ -14,9 +14,10 @@ from typing import Any
 from jaxserve.checks import JsonObject, known_name, one_of, refuse, refuse_name
 from jaxserve.datafiles import data_dir, read_json
 from jaxserve.errors import InputError
-from jaxserve.fields import MAX_CONTEXT_TOKENS, TOKEN_BUDGETS
+from jaxserve.fields import MAX_CONTEXT_TOKENS, MAX_GPUS, TOKEN_BUDGETS
 from jaxserve.sim.machine.acceptance import profile_names
-from jaxserve.sim.machine.deployment import MAX_GPUS, MAX_KV_POOL_TOKENS, DeploymentSettings
+from jaxserve.sim.machine.deployment import MAX_KV_POOL_TOKENS, DeploymentSettings
+from jaxserve.sim.machine.fleet import MAX_DRAIN_S, MAX_START_S, FleetSettings
 from jaxserve.sim.machine.stack import Stack
 from jaxserve.sim.traffic import lengths
 from jaxserve.sim.traffic.lengths import LengthDistribution
@@ -272,11 +273,27 @@ def parse_deployment(data: Any, where: str) -> DeploymentSettings:
             values[known.name] = known.name in item and item.flag(known.name)
         elif known.name == "stack" and known.name in item:
             values[known.name] = Stack.from_dict(item[known.name], item.name(known.name))
+        elif known.name == "fleet" and known.name in item:
+            values[known.name] = _fleet(item[known.name], item.name(known.name))
         elif known.name in item:
             low, high = _DEPLOYMENT_RANGES[known.name]
             check = item.whole if isinstance(low, int) else item.number
             values[known.name] = check(known.name, low, high)
     return DeploymentSettings(**values)
+
+
+def _fleet(data: Any, where: str) -> FleetSettings:
+    item = JsonObject(data, where, _field_names(FleetSettings))
+    default = FleetSettings()
+    shares = {
+        name: item.number(name, 0, 1, getattr(default, name))
+        for name in ("failing_share", "refused_share")
+    }
+    return FleetSettings(
+        start_s=item.rising_pair("start_s", 0, MAX_START_S, default.start_s),
+        drain_s=item.number("drain_s", 0, MAX_DRAIN_S, default.drain_s),
+        **shares,
+    )
 
 
 def parse_objective(data: Any, where: str) -> Objective:

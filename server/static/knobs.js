@@ -1,6 +1,6 @@
-// The six knobs: a slider and an exact number, a list or a switch for each.
+// The knobs: a slider and an exact number, a list or a switch for each.
 
-import { knobValue } from "./panels.js";
+import { highest, knobValue } from "./panels.js";
 
 // How a slider moves: its ends, and from its position to the value and back. In octaves the difference
 // between 1 and 2 matters, that of 511 and 512 does not.
@@ -32,7 +32,7 @@ export class Knobs {
     this.knobs = {};
     for (const [knob, [low, most]] of Object.entries(task.knob_ranges)) {
       const field = fields[knob];
-      const high = field.below_gpus ? Math.max(Math.min(task.num_gpus - 1, most), 1) : most;
+      const high = highest(field, most, task.num_gpus);
       const locked = !task.active_knobs.includes(knob);
       this.knobs[knob] = this.#knob(knob, field, low, high, locked);
       this.knobs[knob].write(task.default_action[knob]);

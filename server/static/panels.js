@@ -117,7 +117,7 @@ export function panels(
 export function lanes({ knob_ranges: ranges, active_knobs: open, num_gpus: gpus }, fields) {
   return Object.entries(ranges).filter(([knob]) => !open || open.includes(knob)).map(([knob, [low, most]]) => {
     const field = fields[knob];
-    const high = field.below_gpus && gpus ? Math.max(Math.min(gpus - 1, most), 1) : most;
+    const high = highest(field, most, gpus);
     const scale = field.octaves ? Math.log2 : Number;
     const back = field.octaves ? (value) => Math.round(2 ** value) : Number;
     const name = (value) => field.names[back(value)] ?? knobValue(field, back(value));
@@ -133,6 +133,12 @@ export function lanes({ knob_ranges: ranges, active_knobs: open, num_gpus: gpus 
       } }],
     };
   });
+}
+
+// The highest value of a knob that acts on a deployment; a slider has two places at least.
+export function highest(field, most, gpus) {
+  if (field.spared_gpus === null || !gpus) return most;
+  return Math.max(Math.min(gpus - field.spared_gpus, most), 1);
 }
 
 // A knob's value as it is written everywhere.

@@ -54,7 +54,7 @@ def _knob(knob: Knob) -> Any:
         json_schema_extra={  # for the page
             "names": list(knob.names),
             "octaves": knob.octaves,
-            "below_gpus": knob.below_gpus,
+            "spared_gpus": knob.spared_gpus,
         },
     )
 
@@ -78,7 +78,7 @@ _Entries = create_model(
 
 
 class ActionModel(_Knobs, title="ServeAction"):
-    """The six knobs for the next window; absent ones have their default."""
+    """The knobs for the next window; absent ones have their default."""
 
     __qualname__ = "ServeAction"  # names the schema in OpenAPI
 

@@ -67,7 +67,7 @@ def test_a_window_at_full_power_costs_its_share() -> None:
 
 def test_numbers_are_those_of_the_window() -> None:
     """Counts are sums over the classes, and the parts of the reward add up to it."""
-    indices = jnp.array([9, 10, 2, 0, 1, 1])
+    indices = jnp.array([9, 10, 2, 0, 1, 1, 0])
     state, _ = compiled_env.reset(ENV, episode_key(3))
     _, seen = step(ENV, state, indices)
     _, timestep = compiled_env.step(ENV, state, action_at(indices))
@@ -80,19 +80,19 @@ def test_numbers_are_those_of_the_window() -> None:
 
 
 BAD_ACTIONS: list[tuple[Any, str]] = [
-    ([16, 0, 0, 0, 0, 0], r"^batch_cap is 16; it must be an index from 0 to 15$"),
-    ([0, 11, 0, 0, 0, 0], r"^kv_budget_fraction is 11; it must be an index from 0 to 10$"),
-    ([0, 0, -1, 0, 0, 0], r"^speculation_depth is -1; it must be an index from 0 to 8$"),
-    ([0, 0, 0, 3, 0, 0], r"^quantization_tier is 3; it must be an index from 0 to 2$"),
-    ([0, 0, 0, 0, 4, 0], r"^prefill_decode_split is 4; it must be an index from 0 to 3$"),
-    ([0, 0, 0, 0, 0, 2], r"^priority_routing is 2; it must be an index from 0 to 1$"),
-    ([0.5] * 6, r"^action is float64 of shape \(6,\); it must be whole numbers of shape \(6,\),"),
-    ([float("nan")] * 6, r"^action is float64 of shape \(6,\); it must be whole numbers"),
-    ([True] * 6, r"^action is bool of shape \(6,\); it must be whole numbers"),
-    (["3"] * 6, r"^action is <U1 of shape \(6,\); it must be whole numbers"),
-    ([10**30] * 6, r"^action is object of shape \(6,\); it must be whole numbers"),
+    ([16, 0, 0, 0, 0, 0, 0], r"^batch_cap is 16; it must be an index from 0 to 15$"),
+    ([0, 11, 0, 0, 0, 0, 0], r"^kv_budget_fraction is 11; it must be an index from 0 to 10$"),
+    ([0, 0, -1, 0, 0, 0, 0], r"^speculation_depth is -1; it must be an index from 0 to 8$"),
+    ([0, 0, 0, 3, 0, 0, 0], r"^quantization_tier is 3; it must be an index from 0 to 2$"),
+    ([0, 0, 0, 0, 4, 0, 0], r"^prefill_decode_split is 4; it must be an index from 0 to 3$"),
+    ([0, 0, 0, 0, 0, 2, 0], r"^priority_routing is 2; it must be an index from 0 to 1$"),
+    ([0.5] * 7, r"^action is float64 of shape \(7,\); it must be whole numbers of shape \(7,\),"),
+    ([float("nan")] * 7, r"^action is float64 of shape \(7,\); it must be whole numbers"),
+    ([True] * 7, r"^action is bool of shape \(7,\); it must be whole numbers"),
+    (["3"] * 7, r"^action is <U1 of shape \(7,\); it must be whole numbers"),
+    ([10**30] * 7, r"^action is object of shape \(7,\); it must be whole numbers"),
     ([0, 0], r"^action is int64 of shape \(2,\); it must be whole numbers"),
-    ([[0] * 6], r"^action is int64 of shape \(1, 6\); it must be whole numbers"),
+    ([[0] * 7], r"^action is int64 of shape \(1, 7\); it must be whole numbers"),
     ([[0], [0, 0]], r"^action is object of shape \(\); it must be whole numbers"),
     (None, r"^action is object of shape \(\); it must be whole numbers"),
     (3, r"^action is int64 of shape \(\); it must be whole numbers"),
@@ -109,10 +109,10 @@ def test_bad_actions_are_named(action: Any, message: str) -> None:
 def test_a_bad_action_of_many_is_named() -> None:
     """The environment as well, and that a task locks the knob."""
     sizes = grid_sizes(jaxserve.make("static_workload"))
-    actions = np.zeros((3, 6), int)
-    assert checked_indices(actions, sizes, 3).shape == (3, 6)
+    actions = np.zeros((3, 7), int)
+    assert checked_indices(actions, sizes, 3).shape == (3, 7)
     actions[2, 3] = 1
     with pytest.raises(InputError, match="quantization_tier of environment 2 is 1; it must be 0, "):
         checked_indices(actions, sizes, 3)
-    with pytest.raises(InputError, match=r"shape \(4, 6\)"):
+    with pytest.raises(InputError, match=r"shape \(4, 7\)"):
         checked_indices(actions, sizes, 4)

@@ -21,7 +21,7 @@ from jaxserve.errors import InputError
 from jaxserve.tasks.spec import task_names
 
 BURSTY = "jaxserve/bursty_workload-v0"
-ACTION = np.array([9, 10, 2, 0, 0, 0])
+ACTION = np.array([9, 10, 2, 0, 0, 0, 0])
 SHORT = {"overrides": {"horizon": 4}}
 
 
@@ -172,12 +172,12 @@ def test_bad_actions_are_named() -> None:
     env: Any = gymnasium.make(BURSTY, **SHORT).unwrapped
     env.reset(seed=0)
     with pytest.raises(InputError, match="batch_cap is 16; it must be an index from 0 to 15"):
-        env.step(np.array([16, 0, 0, 0, 0, 0]))
+        env.step(np.array([16, 0, 0, 0, 0, 0, 0]))
     assert env.step(ACTION)[1] != 0.0
     envs = vector(AutoresetMode.NEXT_STEP)
     envs.reset(seed=0)
     with pytest.raises(InputError, match="quantization_tier of environment 1 is 1; it must be 0"):
-        envs.step(np.array([[0] * 6, [0, 0, 0, 1, 0, 0], [0] * 6]))
+        envs.step(np.array([[0] * 7, [0, 0, 0, 1, 0, 0, 0], [0] * 7]))
 
 
 def test_no_episode_no_step() -> None:

@@ -20,8 +20,8 @@ from jaxserve.seeds import episode_key
 from tests.compiled_env import reset, step
 
 ENV, PARAMS = make("bursty_workload", overrides={"horizon": 5})
-ACTION = jnp.array([9, 10, 2, 0, 0, 0])
-SIZES = [16, 11, 9, 1, 1, 1]
+ACTION = jnp.array([9, 10, 2, 0, 0, 0, 0])
+SIZES = [16, 11, 9, 1, 1, 1, 1]
 
 
 def test_an_episode_and_its_successor() -> None:
@@ -97,7 +97,7 @@ def test_parameters_can_be_stacked() -> None:
 def test_spaces_are_those_of_the_task() -> None:
     """Grid sizes, and what the wrappers make of them."""
     one_index, one_box = OneIndex(ENV), OneBox(ENV)
-    assert ENV.action_space(PARAMS).nvec.tolist() == SIZES and ENV.num_actions == 6
+    assert ENV.action_space(PARAMS).nvec.tolist() == SIZES and ENV.num_actions == 7
     assert one_index.action_space(PARAMS).n == one_index.num_actions == 16 * 11 * 9
     assert one_box.action_space(PARAMS).shape == (one_box.num_actions,) == (3,)
     assert one_box.name == one_index.name == ENV.name == "bursty_workload"
@@ -157,7 +157,7 @@ def test_indices_outside_the_grid_are_clipped() -> None:
     _, state = ENV.reset(episode_key(0), PARAMS)
     wild, inside = (
         ENV.step(episode_key(1), state, jnp.array(action), PARAMS)[0]
-        for action in ([99, -5, 2, 7, 7, 7], [15, 0, 2, 0, 0, 0])
+        for action in ([99, -5, 2, 7, 7, 7, 0], [15, 0, 2, 0, 0, 0, 0])
     )
     np.testing.assert_array_equal(wild, inside)
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import jaxserve
 from jaxserve.agents.network import (
-    INPUTS,
     NetworkPolicy,
     Normaliser,
     Outputs,
@@ -19,6 +18,7 @@ from jaxserve.agents.network import (
     encode_observation,
     entropy,
     forward,
+    input_width,
     log_probability,
     network_for,
     sample_action,
@@ -35,7 +35,7 @@ from jaxserve.spaces import KNOBS
 from tests.compiled_env import reset, step
 from tests.examples_drawn import FEW
 
-SIZES = (4, 1, 3, 1, 1, 2)
+SIZES = (4, 1, 3, 1, 1, 2, 1)
 
 
 def a_step(seed: int) -> Outputs:
@@ -72,7 +72,7 @@ def test_entropy_is_that_of_the_product() -> None:
 def test_greedy_is_the_most_likely_action() -> None:
     """No draw has a higher probability than what is played where nothing is held."""
     step = a_step(5)
-    best = sticky_action(step, SIZES, jnp.zeros(6, jnp.int32), 0.0)
+    best = sticky_action(step, SIZES, jnp.zeros(len(SIZES), jnp.int32), 0.0)
     drawn = jax.vmap(lambda key: sample_action(step, SIZES, key))(
         jax.random.split(jax.random.key(1), 99)
     )
@@ -205,7 +205,9 @@ def test_a_fresh_policy_keeps_tier_and_split(recurrent: bool) -> None:
     memory, inputs, features = encode_observation(
         env, Normaliser.create(), memory, timestep.observation
     )
-    assert inputs.shape == (INPUTS,) and features.shape == (len(FEATURE_NAMES),)
+    assert inputs.shape == (input_width(len(FEATURE_NAMES)),) and features.shape == (
+        len(FEATURE_NAMES),
+    )
     params = network.initial_params(jax.random.key(0))
     _, step = forward(network, params, memory, inputs)
     drawn = np.asarray(

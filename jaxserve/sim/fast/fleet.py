@@ -57,8 +57,9 @@ class FleetState:
     """float32, replicas paid for in the window: starting, serving and draining ones."""
 
 
-def init_fleet(key: jax.Array, places: int, serving: jax.Array, class_count: int) -> FleetState:
-    """A fleet of ``places`` places, of which the first ``serving`` (int32) serve."""
+def init_fleet(key: jax.Array, fleet: Fleet, serving: jax.Array, class_count: int) -> FleetState:
+    """A fleet of which the first ``serving`` (int32) places serve."""
+    places = fleet.places
     off, zeros = jnp.zeros(places, bool), jnp.zeros(places)
     count = jnp.asarray(serving, jnp.float32)
     return FleetState(
@@ -88,7 +89,7 @@ def set_wanted(
 
     Args:
       state: the fleet at the end of the last window.
-      wanted: int32, replicas that are to serve; clipped to 1 to R.
+      wanted: int32, replicas that are to serve, 0 for all; at most R.
       fleet: start-up times, draining, failures.
       running: float32[F], running sequences.
       clock: int32, scheduler ticks since the start of the episode; it tells one window's draws from
@@ -97,7 +98,7 @@ def set_wanted(
     """
     places = len(state.serving)
     draw = threefry.uniform(threefry.fold_in(state.key, clock), (2 * places + 1,))
-    wanted = jnp.clip(wanted, 1, places)
+    wanted = jnp.where(wanted == 0, places, jnp.clip(wanted, 1, places))
     up = jnp.sum(state.starting | state.serving)
 
     # The places with the longest start-up ahead are cancelled first, of equals the last place.

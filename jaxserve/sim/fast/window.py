@@ -37,7 +37,6 @@ def advance_window(
     table: LatencyTable,
     slo: Slo,
     window_s: float,
-    replicas: jax.Array | None = None,
 ) -> tuple[SimState, WindowMetrics]:
     """Advances the deployment by one window.
 
@@ -50,16 +49,21 @@ def advance_window(
       table: iteration times.
       slo: objectives of each class, float32[F].
       window_s: seconds of the window (static).
-      replicas: int32, replicas that are to serve, of a deployment with a fleet; None otherwise.
 
     Returns:
       the state at the end of the window, and its metrics.
     """
     state = _start_switch(state, action, deployment)
-    if replicas is not None:
-        assert deployment.fleet is not None and state.fleet is not None
-        running = state.queues.running
-        fleet = set_wanted(state.fleet, replicas, deployment.fleet, running, state.ticks, window_s)
+    if deployment.fleet is not None:
+        assert state.fleet is not None
+        fleet = set_wanted(
+            state.fleet,
+            action.replicas,
+            deployment.fleet,
+            state.queues.running,
+            state.ticks,
+            window_s,
+        )
         state = dataclasses.replace(state, fleet=fleet)
     plan = plan_window(state, action, arrivals, deployment, classes, table, window_s)
     # The plan holds what the window needs of the reuse table, and of the fleet.
@@ -70,6 +74,12 @@ def advance_window(
         steps = window_s * plan.up_s / plan.tick_s / metrics.itl_s
         fleet = end_window(fleet, steps / plan.decode_steps, state.queues.running, window_s)
         state = dataclasses.replace(state, fleet=fleet)
+        metrics = dataclasses.replace(
+            metrics,
+            replicas_ready=jnp.sum(fleet.serving).astype(jnp.float32),
+            replicas_starting=jnp.sum(fleet.starting).astype(jnp.float32),
+            replicas_rented=fleet.rented,
+        )
     return _finish_switch(state, window_s), metrics
 
 
@@ -228,6 +238,9 @@ def _metrics(
         regime=arrivals.regime,
         tier=state.tier,
         prefill_gpus=state.prefill_gpus,
+        replicas_ready=deployment.num_gpus,
+        replicas_starting=jnp.zeros_like(deployment.num_gpus),
+        replicas_rented=deployment.num_gpus,
     )
 
 

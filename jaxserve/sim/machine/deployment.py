@@ -9,14 +9,14 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.arrays.convert import on_device
-from jaxserve.fields import Tier
+from jaxserve.fields import MAX_GPUS, Tier
 from jaxserve.sim.machine.energy import (
     JOULES_PER_KWH,
     SECONDS_PER_HOUR,
     body_bytes,
     iteration_flops,
 )
-from jaxserve.sim.machine.fleet import Fleet
+from jaxserve.sim.machine.fleet import Fleet, FleetSettings
 from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel
 from jaxserve.sim.machine.memory import (
     SequenceKv,
@@ -30,7 +30,6 @@ from jaxserve.sim.machine.memory import (
 )
 from jaxserve.sim.machine.stack import Stack
 
-MAX_GPUS = 8
 MAX_KV_POOL_TOKENS = 1_000_000_000
 
 
@@ -151,6 +150,8 @@ class DeploymentSettings:
     frontend_s: float = 0.010
     """assumption, as is the tail: docs/simulator.md says what was measured."""
     frontend_tail_s: float = 0.008
+    fleet: FleetSettings | None = None
+    """start-up and draining of replicas; None where all replicas serve all the time."""
     stack: Stack | None = None
     """engine, layout and the formats that tiers 0, 1 and 2 are; None for those of the latency
     table."""
@@ -226,4 +227,5 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
         usd_per_gpu_s=on_device(gpu.price_usd_per_hour * group / SECONDS_PER_HOUR),
         usd_per_joule=on_device(gpu.electricity_usd_per_kwh / JOULES_PER_KWH),
         sequence_kv=None if sequence is None else SequenceKv(*map(on_device, sequence)),
+        fleet=None if settings.fleet is None else settings.fleet.on_device(settings.num_gpus),
     )

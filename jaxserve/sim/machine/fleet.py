@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -31,6 +31,8 @@ class Fleet:
     """share of the starts that end without a replica."""
     refused_share: jax.Array
     """share of the windows in which no GPU is free for a start."""
+    places: int = field(metadata={"static": True})
+    """places for replicas."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class FleetSettings:
             refused_share=float(fleet.refused_share),
         )
 
-    def on_device(self) -> Fleet:
-        """The constants as arrays of the fast simulator."""
+    def on_device(self, places: int) -> Fleet:
+        """The constants as arrays of the fast simulator, with the number of places."""
         least, most = self.start_s
         return Fleet(
             start_least_s=on_device(least),
@@ -73,6 +75,7 @@ class FleetSettings:
             drain_s=on_device(self.drain_s),
             failing_share=on_device(self.failing_share),
             refused_share=on_device(self.refused_share),
+            places=places,
         )
 
 

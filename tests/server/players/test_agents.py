@@ -118,7 +118,7 @@ def test_who_loads_one_agent_does_not_wait_for_another(monkeypatch: pytest.Monke
         if task == "bursty_workload":
             loading.set()
             assert slow.wait(300.0)
-        return lambda session: (1.0,) * 6
+        return lambda session: (1.0,) * 7
 
     monkeypatch.setattr(agents, "_driver", driver)
     shared = Agents()

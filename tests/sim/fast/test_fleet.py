@@ -19,7 +19,8 @@ RUNNING = jnp.array([30.0, 10.0])
 
 def fleet(serving: int) -> FleetState:
     """A fleet of which some replicas serve."""
-    return init_fleet(jax.random.key(0), PLACES, jnp.int32(serving), 2)
+    constants = FleetSettings().on_device(PLACES)
+    return init_fleet(jax.random.key(0), constants, jnp.int32(serving), 2)
 
 
 def window(
@@ -32,7 +33,7 @@ def window(
 ) -> tuple[FleetState, FleetState]:
     """The fleet inside a window and at its end; ``ended`` mean outputs pass."""
     begun = set_wanted(
-        state, jnp.int32(wanted), settings.on_device(), running, jnp.int32(number), WINDOW_S
+        state, jnp.int32(wanted), settings.on_device(PLACES), running, jnp.int32(number), WINDOW_S
     )
     return begun, end_window(begun, jnp.full(2, ended), running, WINDOW_S)
 
@@ -60,7 +61,7 @@ def test_places_are_in_one_phase_and_as_many_are_up_as_are_wanted(
             assert (phases(each).sum(axis=0) <= 1).all()
         assert float(begun.rented) == phases(begun).sum()
         up = int(phases(begun)[:2].sum())
-        asked = min(max(count, 1), PLACES)
+        asked = PLACES if count == 0 else min(max(count, 1), PLACES)
         assert up >= 1
         assert up <= asked or refused
         if not refused and phases(begun)[2].sum() == 0:

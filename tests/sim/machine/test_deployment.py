@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.sim.machine.deployment import MAX_GPUS, DeploymentSettings, build_deployment
+from jaxserve.fields import MAX_GPUS
+from jaxserve.sim.machine.deployment import DeploymentSettings, build_deployment
 from jaxserve.sim.machine.hardware import GIB, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens, memory_used_bytes
 from jaxserve.sim.machine.models import load_model
