@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxserve.autoscale.confirm import Confirmed, play_reference
-from jaxserve.autoscale.play import STATIC, RuleSetting
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand, load_demand
+from jaxserve.scaling.setting import STATIC, RuleSetting
 from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.table.build import build
 from jaxserve.sim.table.file import read_table_file, write_table_file

@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from jaxserve.autoscale.confirm import Confirmed
-from jaxserve.autoscale.play import STATIC, FleetWindows, RuleSetting
-from jaxserve.autoscale.rules import RULES
-from jaxserve.autoscale.scaling_rule import parameters
+from jaxserve.autoscale.play import FleetWindows
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
 from jaxserve.autoscale.tuning import SECOND_WINDOWS, TriedSettings
 from jaxserve.evaluation.episode_statistics import ratio_interval
+from jaxserve.scaling.rule_form import parameters
+from jaxserve.scaling.rules import RULES
+from jaxserve.scaling.setting import STATIC, RuleSetting
 
 _HOUR_S = 3600.0
 _LEAST_BLOCKS = 5

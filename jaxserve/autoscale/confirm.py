@@ -13,18 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.agents.reference_rollout import ReferenceEpisode
-from jaxserve.autoscale.history import Fleetwide, Reading
-from jaxserve.autoscale.play import (
-    KINDS,
-    Latencies,
-    RuleSetting,
-    first_reading,
-    no_latencies,
-    read_window,
-    wanted_by,
-)
-from jaxserve.autoscale.scaling_rule import RuleMemory, first_memory
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
+from jaxserve.scaling.history import Fleetwide, Reading
+from jaxserve.scaling.readings import Latencies, first_reading, no_latencies, read_window
+from jaxserve.scaling.rule_form import RuleMemory, first_memory
+from jaxserve.scaling.setting import KINDS, RuleSetting, wanted_by
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.types import WindowMetrics
 

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from jaxserve.autoscale.answer import AutoscaleAnswer, named_values
-from jaxserve.autoscale.history import Fleetwide
-from jaxserve.autoscale.play import STATIC
+from jaxserve.scaling.history import Fleetwide
+from jaxserve.scaling.setting import STATIC
 
 _PROMETHEUS = "http://prometheus-server.monitoring.svc:9090"
 _READ_PERIOD_S = 15

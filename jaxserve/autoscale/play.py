@@ -6,71 +6,28 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from jaxserve.arrays.batching import add_up
-from jaxserve.autoscale.history import Fleetwide, Reading
-from jaxserve.autoscale.rules import RULES
-from jaxserve.autoscale.scaling_rule import RuleMemory, first_memory, kept, parameters
 from jaxserve.env import ServeEnv
+from jaxserve.scaling.history import Fleetwide, Reading
+from jaxserve.scaling.readings import Latencies, first_reading, no_latencies, read_window
+from jaxserve.scaling.rule_form import RuleMemory, first_memory
+from jaxserve.scaling.setting import KINDS, RuleSetting, wanted_by
 from jaxserve.sim.fast.fleet import init_fleet
-from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.sim.fast.state import SimState, init_sim
 from jaxserve.sim.fast.window import advance_window
 from jaxserve.sim.traffic.workload import Arrivals
-from jaxserve.types import ServeAction, WindowMetrics
+from jaxserve.types import ServeAction
 
-STATIC = "static"
-"""Name of a fleet that is never scaled, whose one number is its replicas."""
-KINDS = (STATIC, *RULES)
-"""Kinds of lanes: a static fleet and every rule."""
-MOST_PARAMETERS = max(len(parameters(rule)) for rule in RULES.values())
-TTFT_BUCKETS_S = (
-    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30,
-    45, 60, 120, 180, 240, 300, 360, 480, 600,
-)  # fmt: skip
-"""Upper bounds of llm-d's histogram of TTFT, s (llm-d/llm-d-router, GeneralLatencyBuckets)."""
-TPOT_BUCKETS_S = (
-    0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6,
-    0.8, 1, 1.5, 2, 3, 4.5, 6,
-)  # fmt: skip
-"""The same of TPOT (llm-d/llm-d-router, tpotBuckets)."""
 FEW_LANES, LANES = 8, 128
 """Settings that are played side by side, and a smaller number for few of them; there is a compiled
 program for each number."""
 CHUNK_WINDOWS = 120
 """Windows that a call plays, between which progress is shown."""
-
-
-@dataclass(frozen=True)
-class RuleSetting:
-    """A setting to play: a kind and its numbers in the order of the rule's parameters."""
-
-    kind: str
-    values: tuple[float, ...]
-    start_s: float | None = None
-    """start-up time of every replica; None for those of the fleet."""
-
-    @classmethod
-    def default(cls, kind: str) -> RuleSetting:
-        """A rule with the values of its source."""
-        return cls(kind, tuple(found.default for found in parameters(RULES[kind]).values()))
-
-    @property
-    def numbers(self) -> NDArray[np.float32]:
-        """float32[MOST_PARAMETERS], the values, and zeros behind them."""
-        padded = np.zeros(MOST_PARAMETERS, np.float32)
-        padded[: len(self.values)] = self.values
-        return padded
-
-    def serving(self, initial: int) -> int:
-        """Replicas that serve at the start: ``initial``, or all of a static fleet."""
-        return round(self.values[0]) if self.kind == STATIC else initial
 
 
 @jax.tree_util.register_dataclass
@@ -112,119 +69,6 @@ class _Carry:
     memory: RuleMemory
     reading: Reading
     latencies: Latencies
-
-
-def wanted_by(
-    fleet: Fleetwide, kind: jax.Array, values: jax.Array, memory: RuleMemory, reading: Reading
-) -> tuple[jax.Array, RuleMemory]:
-    """Replicas that a lane wants, float32, and its next memory.
-
-    Args:
-      kind: int32, index into ``KINDS``.
-      values: float32[MOST_PARAMETERS], numbers of the lane.
-    """
-
-    def static(memory: RuleMemory) -> tuple[jax.Array, RuleMemory]:
-        return kept(memory, fleet.clip(values[0]))
-
-    def of(rule: type) -> Callable[[RuleMemory], tuple[jax.Array, RuleMemory]]:
-        numbers = values[: len(parameters(rule))]
-        return lambda memory: rule(*numbers).want(fleet, memory, reading)
-
-    return jax.lax.switch(kind, [static, *map(of, RULES.values())], memory)
-
-
-def first_reading(serving: float | jax.Array) -> Reading:
-    """Reading of an idle fleet."""
-    idle: dict[str, Any] = dict.fromkeys(Reading.__dataclass_fields__, jnp.float32(0.0))
-    return Reading(**idle | {"serving": jnp.asarray(serving, jnp.float32)})
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Latencies:
-    """Latencies of the last minute's windows, the newest first."""
-
-    exceeded: jax.Array
-    """float32[N, E], first tokens later than each edge."""
-    first_tokens: jax.Array
-    """float32[N]"""
-    completed: jax.Array
-    """float32[N, F]"""
-    tpot_s: jax.Array
-    """float32[N, F], mean time per output token of each class."""
-
-
-def no_latencies(class_count: int, window_s: float) -> Latencies:
-    """Latencies before any request."""
-    count = max(round(60.0 / window_s), 1)
-    by_class = jnp.zeros((count, class_count))
-    return Latencies(jnp.zeros((count, len(TTFT_EDGES_S))), jnp.zeros(count), by_class, by_class)
-
-
-def read_window(
-    latencies: Latencies,
-    metrics: WindowMetrics,
-    prompt_tokens: jax.Array,
-    window_s: float,
-) -> tuple[Reading, Latencies]:
-    """Reading at the end of a window, and the last minute's latencies with it.
-
-    Args:
-      latencies: latencies of the windows before.
-      metrics: metrics of the window.
-      prompt_tokens: float32[F], mean prompt of each class.
-      window_s: seconds of the window.
-    """
-    newest = Latencies(
-        metrics.ttft_exceeded, add_up(metrics.first_tokens), metrics.completed, metrics.tpot_s
-    )
-    latencies = jax.tree.map(
-        lambda new, old: jnp.concatenate([new[None], old[:-1]]), newest, latencies
-    )
-    first = jnp.sum(latencies.first_tokens)
-    late = jnp.sum(latencies.exceeded, axis=0) / jnp.maximum(first, 1e-9)
-    edges = jnp.log(jnp.asarray(TTFT_BUCKETS_S))
-    ttft_above = jnp.interp(edges, jnp.log(jnp.asarray(TTFT_EDGES_S)), late, left=1.0)
-    done, tpot_s = latencies.completed.ravel(), latencies.tpot_s.ravel()
-    above = tpot_s[None, :] > jnp.asarray(TPOT_BUCKETS_S)[:, None]
-    ended = jnp.sum(done)
-    tpot_above = jnp.sum(jnp.where(above, done, 0.0), axis=1) / jnp.maximum(ended, 1e-9)
-    reading = Reading(
-        waiting=add_up(metrics.waiting),
-        running=add_up(metrics.running),
-        kv_usage=metrics.kv_occupancy,
-        waiting_tokens=add_up(metrics.waiting * prompt_tokens),
-        arrivals_rps=add_up(metrics.arrivals) / window_s,
-        ttft_p90_s=jnp.where(first > 0.5, histogram_quantile(TTFT_BUCKETS_S, ttft_above), 0.0),
-        tpot_p90_s=jnp.where(ended > 0.5, histogram_quantile(TPOT_BUCKETS_S, tpot_above), 0.0),
-        coming_wait_s=add_up(metrics.waiting) * window_s / jnp.maximum(newest.first_tokens, 1.0),
-        serving=metrics.replicas_ready,
-        starting=metrics.replicas_starting,
-    )
-    return reading, latencies
-
-
-def histogram_quantile(
-    buckets: Sequence[float], above: jax.Array, quantile: float = 0.9
-) -> jax.Array:
-    """Quantile as Prometheus tells it of a histogram: between two bounds the samples are spread
-    evenly, and beyond the last bound the answer is that bound.
-
-    Latencies that lie close together are told apart no better than by their bucket: all of 24 ms
-    in the bucket from 20 to 40 ms have a 90th percentile of 38 ms. Rules act on that figure.
-
-    Args:
-      buckets: rising upper bounds.
-      above: float32[len(buckets)], share of the samples above each bound.
-    """
-    upper = jnp.asarray(buckets, jnp.float32)
-    lower = jnp.concatenate([jnp.zeros(1), upper[:-1]])
-    before = jnp.concatenate([jnp.ones(1), above[:-1]])
-    inside = (before > 1.0 - quantile) & (above <= 1.0 - quantile)
-    place = (before - (1.0 - quantile)) / jnp.maximum(before - above, 1e-9)
-    found = jnp.sum(jnp.where(inside, lower + (upper - lower) * jnp.clip(place, 0.0, 1.0), 0.0))
-    return jnp.where(jnp.any(inside), found, upper[-1])
 
 
 class FleetPlayer:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from jaxserve.agents.progress import Progress, stage_progress
 from jaxserve.autoscale.answer import AutoscaleAnswer, by_start_up, confirmation, judge
 from jaxserve.autoscale.confirm import play_reference
-from jaxserve.autoscale.play import STATIC, RuleSetting
-from jaxserve.autoscale.rules import RULES
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
 from jaxserve.autoscale.tuning import (
     FIRST_LANES,
@@ -21,6 +19,8 @@ from jaxserve.autoscale.tuning import (
     tune_for_starts,
 )
 from jaxserve.errors import InputError
+from jaxserve.scaling.rules import RULES
+from jaxserve.scaling.setting import STATIC, RuleSetting
 from jaxserve.sim.machine.cost_model import IterationTimer
 
 STARTS_S = (0.0, 30.0, 60.0, 120.0, 300.0)

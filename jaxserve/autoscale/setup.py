@@ -18,11 +18,12 @@ from jaxserve import checks
 from jaxserve.agents.progress import Progress
 from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.arrays.convert import on_device
-from jaxserve.autoscale.history import Fleetwide
-from jaxserve.autoscale.play import CHUNK_WINDOWS, STATIC, FleetPlayer, FleetWindows, RuleSetting
+from jaxserve.autoscale.play import CHUNK_WINDOWS, FleetPlayer, FleetWindows
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_GPUS
+from jaxserve.scaling.history import Fleetwide
+from jaxserve.scaling.setting import STATIC, RuleSetting
 from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.table.lookup import contract, prefill_s_per_token
 from jaxserve.spaces import make_action

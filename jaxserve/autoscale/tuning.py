@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import qmc
 
-from jaxserve.autoscale.play import STATIC, FleetPlayer, FleetWindows, RuleSetting
-from jaxserve.autoscale.rules import RULES
-from jaxserve.autoscale.scaling_rule import parameters
+from jaxserve.autoscale.play import FleetPlayer, FleetWindows
 from jaxserve.autoscale.setup import FleetDemand, attainment
+from jaxserve.scaling.rule_form import parameters
+from jaxserve.scaling.rules import RULES
+from jaxserve.scaling.setting import STATIC, RuleSetting
 
 FIRST_LANES, KEPT_LANES, NEAR_LANES = 31, 4, 8
 """Settings of a rule that are tried over its whole bounds, beside its defaults; those that are

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from jaxserve.autoscale.confirm import play_reference
-from jaxserve.autoscale.play import STATIC, RuleSetting, histogram_quantile
 from jaxserve.autoscale.setup import FleetDemand, attainment, load_demand
 from jaxserve.cli import main
+from jaxserve.scaling.readings import histogram_quantile
+from jaxserve.scaling.setting import STATIC, RuleSetting
 from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.table.file import read_table_file
 

@@ -7,8 +7,8 @@ import yaml
 
 from jaxserve.autoscale.answer import AutoscaleAnswer, RuleResult
 from jaxserve.autoscale.export import config_file
-from jaxserve.autoscale.history import Fleetwide
-from jaxserve.autoscale.play import KINDS, STATIC, RuleSetting
+from jaxserve.scaling.history import Fleetwide
+from jaxserve.scaling.setting import KINDS, STATIC, RuleSetting
 
 FLEET = Fleetwide(
     window_s=15.0,

@@ -15,8 +15,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxserve.autoscale.history import Fleetwide, Reading, mean_over, push
-from jaxserve.autoscale.scaling_rule import RuleMemory, by_ratio, kept, parameter, settled
+from jaxserve.scaling.history import Fleetwide, Reading, mean_over, push
+from jaxserve.scaling.rule_form import RuleMemory, by_ratio, kept, parameter, settled
 
 
 def _rule(cls: type) -> type:

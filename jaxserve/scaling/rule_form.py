@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxserve.autoscale.history import Fleetwide, Reading, fresh, least_over, most_over, push
+from jaxserve.scaling.history import Fleetwide, Reading, fresh, least_over, most_over, push
 
 LONGEST_S = 1800.0
 """Longest time that a rule remembers, s."""

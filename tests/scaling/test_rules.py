@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.autoscale.history import Fleetwide, Reading
-from jaxserve.autoscale.rules import RULES
-from jaxserve.autoscale.scaling_rule import first_memory, parameters
+from jaxserve.scaling.history import Fleetwide, Reading
+from jaxserve.scaling.rule_form import first_memory, parameters
+from jaxserve.scaling.rules import RULES
 
 FLEET = Fleetwide(
     window_s=15.0,

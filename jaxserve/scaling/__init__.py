@@ -1,0 +1,1 @@
+"""Autoscaling rules that operators run, and what they read; pure functions."""

@@ -1,0 +1,66 @@
+"""A rule with its numbers, as data: settings of different rules share a compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.scaling.history import Fleetwide, Reading
+from jaxserve.scaling.rule_form import RuleMemory, kept, parameters
+from jaxserve.scaling.rules import RULES
+
+STATIC = "static"
+"""Name of a fleet that is never scaled, whose one number is its replicas."""
+KINDS = (STATIC, *RULES)
+"""Kinds of lanes: a static fleet and every rule."""
+MOST_PARAMETERS = max(len(parameters(rule)) for rule in RULES.values())
+
+
+@dataclass(frozen=True)
+class RuleSetting:
+    """A setting to play: a kind and its numbers in the order of the rule's parameters."""
+
+    kind: str
+    values: tuple[float, ...]
+    start_s: float | None = None
+    """start-up time of every replica; None for those of the fleet."""
+
+    @classmethod
+    def default(cls, kind: str) -> RuleSetting:
+        """A rule with the values of its source."""
+        return cls(kind, tuple(found.default for found in parameters(RULES[kind]).values()))
+
+    @property
+    def numbers(self) -> NDArray[np.float32]:
+        """float32[MOST_PARAMETERS], the values, and zeros behind them."""
+        padded = np.zeros(MOST_PARAMETERS, np.float32)
+        padded[: len(self.values)] = self.values
+        return padded
+
+    def serving(self, initial: int) -> int:
+        """Replicas that serve at the start: ``initial``, or all of a static fleet."""
+        return round(self.values[0]) if self.kind == STATIC else initial
+
+
+def wanted_by(
+    fleet: Fleetwide, kind: jax.Array, values: jax.Array, memory: RuleMemory, reading: Reading
+) -> tuple[jax.Array, RuleMemory]:
+    """Replicas that a lane wants, float32, and its next memory.
+
+    Args:
+      kind: int32, index into ``KINDS``.
+      values: float32[MOST_PARAMETERS], numbers of the lane.
+    """
+
+    def static(memory: RuleMemory) -> tuple[jax.Array, RuleMemory]:
+        return kept(memory, fleet.clip(values[0]))
+
+    def of(rule: type) -> Callable[[RuleMemory], tuple[jax.Array, RuleMemory]]:
+        numbers = values[: len(parameters(rule))]
+        return lambda memory: rule(*numbers).want(fleet, memory, reading)
+
+    return jax.lax.switch(kind, [static, *map(of, RULES.values())], memory)
