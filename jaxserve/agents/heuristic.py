@@ -148,6 +148,8 @@ class HeuristicPolicy:
                 quantization_tier=tier,
                 prefill_decode_split=split,
                 priority_routing=(since_queue < self.routing_rest).astype(jnp.int32),
+                # All of them: rules of ``jaxserve.scaling`` scale replicas.
+                replicas=jnp.int32(0),
             )
         )
         return action, replace(

@@ -46,7 +46,12 @@ def lock_file(path: Path) -> FileLock | None:
 
 
 def connect(
-    path: Path | str, schema: str, version: int, synchronous: str, check: bool = False
+    path: Path | str,
+    schema: str,
+    version: int,
+    synchronous: str,
+    check: bool = False,
+    upgrades: Mapping[int, str] | None = None,
 ) -> sqlite3.Connection:
     """Opens or creates a SQLite file in WAL mode, for several threads that take turns.
 
@@ -55,6 +60,7 @@ def connect(
       version: version of the schema.
       synchronous: SQLite's pragma: the writes that survive a power cut.
       check: whether SQLite's quick check of the file's structure runs.
+      upgrades: statements by earlier version that make a file of it one of ``version``.
 
     Raises:
       sqlite3.Error: the file cannot be used, is damaged, or has another version.
@@ -65,7 +71,8 @@ def connect(
     try:
         # Nothing is written, the mode included, before the file is known to be the program's own.
         (found,) = connection.execute("PRAGMA user_version").fetchone()
-        if found not in (0, version):
+        upgrades = {0: schema, **(upgrades or {})}
+        if found != version and found not in upgrades:
             raise sqlite3.DatabaseError(f"it has schema version {found}, not {version}")
         if check:
             (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -76,7 +83,7 @@ def connect(
         # The version is written last: a file that has one has all tables, and can be read even
         # from a full disk.
         if found != version:
-            connection.executescript(f"BEGIN IMMEDIATE; {schema} COMMIT;")
+            connection.executescript(f"BEGIN IMMEDIATE; {upgrades[found]} COMMIT;")
             connection.execute(f"PRAGMA user_version = {version}")
     except BaseException:
         connection.close()

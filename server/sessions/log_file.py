@@ -13,7 +13,9 @@ from jaxserve.runtime.storage import connect
 from jaxserve.spaces import KNOBS
 
 _LOG = logging.getLogger("jaxserve.server")
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
+_UPGRADES = {2: "ALTER TABLE steps ADD COLUMN replicas REAL NOT NULL DEFAULT 0;"}
+"""Statements by earlier version of a log; until version 2 there were no replicas to want."""
 BUSY_MS = 2000
 """Milliseconds that a commit waits for other processes."""
 _MARK_AT, _MARK_BYTES = 68, 4
@@ -71,7 +73,9 @@ def connect_to_write(path: str) -> sqlite3.Connection:
     Raises:
       sqlite3.Error: the file cannot be written, or is no log.
     """
-    connection = connect(path, _SCHEMA, _SCHEMA_VERSION, synchronous="NORMAL", check=True)
+    connection = connect(
+        path, _SCHEMA, _SCHEMA_VERSION, synchronous="NORMAL", check=True, upgrades=_UPGRADES
+    )
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     give_mark(connection)
     return connection

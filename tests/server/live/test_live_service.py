@@ -25,7 +25,7 @@ from server.sessions.session import DefaultSession
 from tests.server.compiler import CompiledAtOnce
 from tests.server.live.paid_engine import PaidEngine
 
-KNOBS = (32.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+KNOBS = (32.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 TASK = "static_workload"
 MINE = DefaultSession("10.0.0.1")
 

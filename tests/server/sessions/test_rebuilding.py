@@ -19,7 +19,7 @@ from server.sessions.store import open_store
 from tests.server.actions import random_knobs
 from tests.server.synchronous_sessions import begun, present, rebuilt
 
-KNOBS: Knobs = (64.0, 0.9, 2.0, 0.0, 0.0, 1.0)
+KNOBS: Knobs = (64.0, 0.9, 2.0, 0.0, 0.0, 1.0, 0.0)
 HARD = "adversarial_multitenant"
 
 

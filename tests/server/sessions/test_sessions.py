@@ -17,7 +17,7 @@ from server.sessions.store import LoggedDecision, open_store
 from tests.server.actions import random_knobs
 from tests.server.synchronous_sessions import begun, present
 
-KNOBS: Knobs = (64.0, 0.9, 2.0, 0.0, 0.0, 1.0)
+KNOBS: Knobs = (64.0, 0.9, 2.0, 0.0, 0.0, 1.0, 0.0)
 
 
 def found(sessions: Sessions, names: Sequence[str]) -> list[Session]:

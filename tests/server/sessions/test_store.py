@@ -239,9 +239,9 @@ def test_logs_of_this_version_have_these_columns(tmp_path: Path) -> None:
         (version,) = log.execute("PRAGMA user_version").fetchone()
         columns = [row[1] for row in log.execute("PRAGMA table_info(steps)")]
     knobs = "batch_cap kv_budget_fraction speculation_depth quantization_tier"
-    knobs += " prefill_decode_split priority_routing"
+    knobs += " prefill_decode_split priority_routing replicas"
     before = "id previous episode number batched reward"
-    assert (version, columns) == (2, [*before.split(), *knobs.split()])
+    assert (version, columns) == (3, [*before.split(), *knobs.split()])
 
 
 def test_where_nothing_can_be_written_memory_has_to_do(
@@ -360,3 +360,17 @@ def test_decisions_are_kept_as_long_as_their_episode(tmp_path: Path) -> None:
     store.commit([step(0, "new", 3)])
     assert store.expire(0.01) == 1
     assert (store.decisions(largest), store.decisions(3)) == ({}, made)
+
+
+def test_logs_of_version_2_are_kept(tmp_path: Path) -> None:
+    """Their windows wanted all replicas."""
+    path = str(tmp_path / "log")
+    store = open_store(path)
+    store.commit([begin(), step(0)])
+    store.close()
+    with sqlite3.connect(path) as log:
+        log.executescript("ALTER TABLE steps DROP COLUMN replicas; PRAGMA user_version = 2;")
+    store = open_store(path)
+    (kept,) = store.steps("s", 1)
+    assert kept.knobs == (*STEP.knobs[:-1], 0.0)
+    assert not list(tmp_path.glob("*damaged*"))

@@ -21,7 +21,7 @@ from server.sessions.store import open_store
 from server.sessions.worker import Worker
 from tests.server.compiler import CompiledAtOnce
 
-KNOBS = (64.0, 0.9, 2.0, 0.0, 0.0, 1.0)
+KNOBS = (64.0, 0.9, 2.0, 0.0, 0.0, 1.0, 0.0)
 TASK = "static_workload"
 
 
