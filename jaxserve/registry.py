@@ -50,6 +50,7 @@ from jaxserve.tasks.traffic import (
     expected_traffic,
     longest_mean_tokens,
     traffic_classes,
+    traffic_demand,
     traffic_regimes,
 )
 
@@ -228,7 +229,7 @@ def _assemble(resolved: _Resolved) -> ServeEnv:
     return ServeEnv(
         table=latency_table(resolved.table, resolved.token_budget, lengths),
         deployment=resolved.deployment,
-        workload=_workload(spec, classes, regimes, resolved.replay),
+        workload=_workload(spec, classes, regimes, owner, resolved.replay),
         slo=Slo(on_device(ttft_slo_s), on_device(tpot_slo_s)),
         reward=_reward_model(spec, streams, regimes, resolved.deployment, ttft_slo_s),
         knob_active=on_device([knob in spec.knobs for knob in KNOBS], np.bool_),
@@ -262,14 +263,18 @@ def _deployment(spec: TaskSpec, hardware: str, file: TableFile, token_budget: in
 
 
 def _workload(
-    spec: TaskSpec, classes: TrafficClasses, regimes: Regimes, replay: Replay | None
+    spec: TaskSpec,
+    classes: TrafficClasses,
+    regimes: Regimes,
+    owner: list[int],
+    replay: Replay | None,
 ) -> Workload:
     """Args: ``replay`` of a trace, None where traffic is drawn."""
     workload = Workload(
         classes=classes, regimes=regimes, cycle_period_s=on_device(spec.cycle_period_s)
     )
     if replay is None:
-        return workload
+        return dataclasses.replace(workload, demand=traffic_demand(spec, owner))
     counts, rejected = replay.counts, replay.rejected
     return dataclasses.replace(
         workload,

@@ -178,7 +178,8 @@ def test_knobs_outside_their_range_act_as_the_nearest_bound() -> None:
     effective = jax.jit(ServeEnv.effective_action)
     for value, edge in ((np.inf, "high"), (1e9, "high"), (-np.inf, "low"), (np.nan, "low")):
         wild = ServeAction(**dict.fromkeys(KNOBS, jnp.float32(value)))
-        tame = jaxserve.make_action(**{k: getattr(b, edge) for k, b in ACTION_BOUNDS.items()})
+        edges = {knob: getattr(bound, edge) for knob, bound in ACTION_BOUNDS.items()}
+        tame = jaxserve.make_action(**edges | {"replicas": 0})
         assert_identical(effective(env, wild), tame)
 
 

@@ -19,9 +19,10 @@ def test_a_bound_says_what_it_allows() -> None:
 
 @pytest.mark.parametrize(("num_gpus", "highest"), [(1, 0), (4, 3), (8, 7), (16, 7)])
 def test_at_least_one_gpu_decodes(num_gpus: float, highest: float) -> None:
-    """The split stays below the GPUs of the deployment; no other knob depends on them."""
+    """The split stays below the GPUs of the deployment, and as many replicas can be wanted."""
     assert KNOB_FIELDS["prefill_decode_split"].highest(num_gpus) == highest
-    for name in set(KNOBS) - {"prefill_decode_split"}:
+    assert KNOB_FIELDS["replicas"].highest(num_gpus) == min(num_gpus, 8)
+    for name in set(KNOBS) - {"prefill_decode_split", "replicas"}:
         assert KNOB_FIELDS[name].highest(num_gpus) == ACTION_BOUNDS[name].high
 
 

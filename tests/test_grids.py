@@ -22,13 +22,13 @@ def test_every_point_is_an_allowed_action() -> None:
 
 def test_an_action_of_the_grid_is_found_again() -> None:
     """``nearest_indices`` undoes ``action_at``, and rounds what lies between in octaves."""
-    indices = np.array([9, 3, 2, 1, 4, 1])
+    indices = np.array([9, 3, 2, 1, 4, 1, 5])
     np.testing.assert_array_equal(nearest_indices(action_at(jnp.asarray(indices))), indices)
     assert KNOB_GRIDS["batch_cap"][nearest_indices(make_action(batch_cap=175))[0]] == 192
 
 
 def test_locked_knobs_have_one_point() -> None:
     """The size is 1 where the task locks, and the split leaves a GPU to decode."""
-    assert grid_sizes(jaxserve.make("static_workload")).tolist() == [16, 11, 1, 1, 1, 1]
+    assert grid_sizes(jaxserve.make("static_workload")).tolist() == [16, 11, 1, 1, 1, 1, 1]
     hard = jaxserve.make("adversarial_multitenant")
-    assert grid_sizes(hard).tolist() == [16, 11, 9, 3, int(hard.deployment.num_gpus), 2]
+    assert grid_sizes(hard).tolist() == [16, 11, 9, 3, int(hard.deployment.num_gpus), 2, 1]

@@ -115,13 +115,15 @@ def test_fractions_of_whole_knobs_are_refused(knob: str) -> None:
 
 
 def test_unknown_and_missing_knobs_are_named() -> None:
-    """An action has exactly the six knobs."""
+    """An action has every knob, but for the replicas of actions that are older than that knob."""
     with pytest.raises(InputError, match="unknown knob 'batch_size'"):
         make_action(batch_size=8)
-    for knob in KNOBS:
+    for knob in KNOBS[:-1]:
         rest = {name: value for name, value in DEFAULT_ACTION.items() if name != knob}
         with pytest.raises(InputError, match=f"knob '{knob}' is missing"):
             validate_action(rest)
+    older = {name: DEFAULT_ACTION[name] for name in KNOBS[:-1]}
+    assert int(validate_action(older).replicas) == 0
     with pytest.raises(InputError, match="unknown knob 1"):
         validate_action({**DEFAULT_ACTION, 1: 2})
 

@@ -10,17 +10,15 @@ from jaxserve.autoscale.answer import AutoscaleAnswer, by_start_up, confirmation
 from jaxserve.autoscale.confirm import play_reference
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
 from jaxserve.autoscale.tuning import (
-    FIRST_LANES,
     FIRST_WINDOWS,
     KEPT_LANES,
-    NEAR_LANES,
     SECOND_WINDOWS,
     tune,
     tune_for_starts,
 )
 from jaxserve.errors import InputError
 from jaxserve.scaling.rules import RULES
-from jaxserve.scaling.setting import STATIC, RuleSetting
+from jaxserve.scaling.setting import NEAR_SETTINGS, SPREAD_SETTINGS, STATIC, RuleSetting
 from jaxserve.sim.machine.cost_model import IterationTimer
 
 STARTS_S = (0.0, 30.0, 60.0, 120.0, 300.0)
@@ -67,7 +65,7 @@ def autoscale(
         sum(part.stop - part.start for part in demand.train(most))
         for most in (FIRST_WINDOWS, SECOND_WINDOWS)
     )
-    settings = (len(kinds) * (1 + FIRST_LANES), len(kinds) * (KEPT_LANES + 2 * NEAR_LANES))
+    settings = (len(kinds) * (1 + SPREAD_SETTINGS), len(kinds) * (KEPT_LANES + 2 * NEAR_SETTINGS))
     report = _counter(progress, "tuning", settings[0] * first + settings[1] * second)
     tried = tune(demand, player, kinds, report)
     judged = sum(part.stop - part.start for part in demand.test)

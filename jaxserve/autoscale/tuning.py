@@ -7,21 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import qmc
 
 from jaxserve.autoscale.play import FleetPlayer, FleetWindows
 from jaxserve.autoscale.setup import FleetDemand, attainment
-from jaxserve.scaling.rule_form import parameters
-from jaxserve.scaling.rules import RULES
-from jaxserve.scaling.setting import STATIC, RuleSetting
+from jaxserve.scaling.setting import STATIC, RuleSetting, near_settings, spread_settings
 
-FIRST_LANES, KEPT_LANES, NEAR_LANES = 31, 4, 8
-"""Settings of a rule that are tried over its whole bounds, beside its defaults; those that are
-played on; and settings around each of the first two of these."""
+KEPT_LANES = 4
+"""Settings of a rule that are played on after the first round."""
 FIRST_WINDOWS, SECOND_WINDOWS = 5_760, 11_520
 """Windows of the training part on which the two rounds are played, at most: a day, two days."""
-_NEAR = 0.25
-"""Half-width of the second round as a share of the bounds."""
 _ONE_SIDED = 1.645
 _LEAST_BLOCKS = 3
 
@@ -76,31 +70,6 @@ class TriedSettings:
         return [best, *safer[: KEPT_LANES - 1]]
 
 
-def first_lanes(kind: str, seed: int) -> list[RuleSetting]:
-    """A rule's defaults and settings spread over its bounds (a Sobol sequence, in logarithms)."""
-    found = parameters(RULES[kind]).values()
-    draws = qmc.Sobol(len(found), rng=seed).random(32)[:FIRST_LANES]
-    lows, highs = (np.log([getattr(p, end) for p in found]) for end in ("low", "high"))
-    return [
-        RuleSetting.default(kind),
-        *(_lane(kind, lows + draw * (highs - lows)) for draw in draws),
-    ]
-
-
-def near_lanes(kind: str, best: RuleSetting, seed: int) -> list[RuleSetting]:
-    """Settings around ``best``."""
-    found = parameters(RULES[kind]).values()
-    draws = qmc.Sobol(len(found), rng=seed).random(NEAR_LANES)
-    lows, highs = (np.log([getattr(p, end) for p in found]) for end in ("low", "high"))
-    center = np.log(best.values)
-    points = center + _NEAR * (2.0 * draws - 1.0) * (highs - lows)
-    return [_lane(kind, np.clip(point, lows, highs)) for point in points]
-
-
-def _lane(kind: str, logarithms: NDArray[np.float64]) -> RuleSetting:
-    return RuleSetting(kind, tuple(float(f"{value:.3g}") for value in np.exp(logarithms)))
-
-
 def tune(
     demand: FleetDemand,
     player: FleetPlayer,
@@ -119,12 +88,12 @@ def tune(
     Returns:
       the settings of the second round.
     """
-    first = {kind: first_lanes(kind, demand.seed) for kind in kinds}
+    first = {kind: spread_settings(kind, demand.seed) for kind in kinds}
     tried = _played(player, first, demand.train(FIRST_WINDOWS), progress)
     second = {STATIC: static_lanes(demand)}
     for kind in kinds:
         kept = [tried[kind].lanes[index] for index in tried[kind].kept(demand.target)]
-        near = [near_lanes(kind, lane, demand.seed) for lane in kept[:2]]
+        near = [near_settings(kind, lane, demand.seed) for lane in kept[:2]]
         lanes = [RuleSetting.default(kind), *kept, *(lane for each in near for lane in each)]
         second[kind] = list(dict.fromkeys(lanes))
     return _played(player, second, demand.train(SECOND_WINDOWS), progress)

@@ -43,7 +43,7 @@ class KnobLimits:
     @classmethod
     def of(cls, knobs: Mapping[str, Any], turned: tuple[str, ...]) -> KnobLimits:
         """Args: the field ``knobs`` of the answer, and the knobs that a task turns."""
-        offered = {name: knobs[name] for name in turned if knobs[name].get("where")}
+        offered = {name: knobs[name] for name in turned if knobs.get(name, {}).get("where")}
         return cls(
             {name: (float(k["least"]), float(k["most"])) for name, k in offered.items()},
             {
@@ -75,7 +75,8 @@ def values_in_force(knobs: Mapping[str, Any], locked: Mapping[str, float]) -> Va
     """
     found: Values = {}
     for name, bound in ACTION_BOUNDS.items():
-        now = knobs[name].get("now")
+        # Gateways turn no knob of a fleet: all its replicas serve.
+        now = knobs.get(name, {}).get("now")
         value = float(locked[name] if now is None else now)
         found[name] = bound.number(min(max(value, bound.low), bound.high))
     return found

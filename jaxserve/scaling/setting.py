@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import qmc
 
 from jaxserve.scaling.history import Fleetwide, Reading
 from jaxserve.scaling.rule_form import RuleMemory, kept, parameters
@@ -18,6 +19,11 @@ STATIC = "static"
 KINDS = (STATIC, *RULES)
 """Kinds of lanes: a static fleet and every rule."""
 MOST_PARAMETERS = max(len(parameters(rule)) for rule in RULES.values())
+
+SPREAD_SETTINGS, NEAR_SETTINGS = 31, 8
+"""Settings of a rule that are tried over its whole bounds, beside its defaults; and around one."""
+_NEAR = 0.25
+"""Half-width of settings around one, as a share of the bounds."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +70,31 @@ def wanted_by(
         return lambda memory: rule(*numbers).want(fleet, memory, reading)
 
     return jax.lax.switch(kind, [static, *map(of, RULES.values())], memory)
+
+
+def spread_settings(kind: str, seed: int) -> list[RuleSetting]:
+    """A rule's defaults and settings spread over its bounds (a Sobol sequence, in logarithms)."""
+    lows, highs = _log_bounds(kind)
+    draws = qmc.Sobol(len(lows), rng=seed).random(32)[:SPREAD_SETTINGS]
+    return [
+        RuleSetting.default(kind),
+        *(_setting(kind, lows + draw * (highs - lows)) for draw in draws),
+    ]
+
+
+def near_settings(kind: str, best: RuleSetting, seed: int) -> list[RuleSetting]:
+    """Settings around ``best``."""
+    lows, highs = _log_bounds(kind)
+    draws = qmc.Sobol(len(lows), rng=seed).random(NEAR_SETTINGS)
+    points = np.log(best.values) + _NEAR * (2.0 * draws - 1.0) * (highs - lows)
+    return [_setting(kind, np.clip(point, lows, highs)) for point in points]
+
+
+def _log_bounds(kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    found = parameters(RULES[kind]).values()
+    lows, highs = (np.log([getattr(each, end) for each in found]) for end in ("low", "high"))
+    return lows, highs
+
+
+def _setting(kind: str, logarithms: NDArray[np.float64]) -> RuleSetting:
+    return RuleSetting(kind, tuple(float(f"{value:.3g}") for value in np.exp(logarithms)))

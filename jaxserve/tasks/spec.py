@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.checks import JsonObject, known_name, one_of, refuse, refuse_name
-from jaxserve.datafiles import data_dir, read_json
+from jaxserve.datafiles import data_dir, load_json, read_json
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS, MAX_GPUS, TOKEN_BUDGETS
 from jaxserve.sim.machine.acceptance import profile_names
@@ -35,6 +35,8 @@ MAX_RANDOMISATION = 0.5
 MAX_TENSOR_PARALLEL = 64
 TTFT_SLO_S = (1e-3, 120.0)
 """Least and greatest objective on TTFT, s; a longer one is most likely in milliseconds."""
+DEADLINE_S = (1.0, 900.0)
+"""Least and greatest time in which work that may wait begins, s."""
 TPOT_SLO_S = (1e-4, 10.0)
 """Least and greatest objective on TPOT, s."""
 LAST_PRIORITY = 2
@@ -59,6 +61,9 @@ class Stream:
     """limit on TTFT, s."""
     tpot_slo_s: float
     """limit on TPOT, s."""
+    deferrable: bool = False
+    """whether its requests may wait for minutes, as those of batch APIs do; ``ttft_slo_s`` is then
+    the deadline of their first token."""
     priority: int = 1
     """group, 0 = served first, at most 2."""
     bins: int = 1
@@ -106,6 +111,16 @@ class Objective:
 
 
 @dataclass(frozen=True)
+class DemandSettings:
+    """Fitted demand that streams follow, see ``jaxserve.sim.traffic.demand``."""
+
+    name: str
+    """file in ``data/demand``, without its ending."""
+    streams: Mapping[str, str]
+    """stream of that file that a stream of the task follows; the other streams are steady."""
+
+
+@dataclass(frozen=True)
 class TaskSpec:
     """Everything that defines a task. Times in seconds."""
 
@@ -132,6 +147,8 @@ class TaskSpec:
     randomisation: float = 0.0
     trace: str | None = None
     """file name of a packaged trace, or a path, that replaces random traffic."""
+    demand: DemandSettings | None = None
+    """hours of the day that rates follow; None where they do not."""
     locked: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ACTION))
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """least and greatest value of a knob, where the range is smaller than the knob's own, as on a
@@ -240,6 +257,7 @@ def parse_task(data: Any, name: str) -> TaskSpec:
         cycle_period_s=top.number("cycle_period_s", 1, 1e6, TaskSpec.cycle_period_s),
         randomisation=top.number("randomisation", 0, MAX_RANDOMISATION, TaskSpec.randomisation),
         trace=top.text("trace") if "trace" in top else None,
+        demand=_demand(top.inside("demand"), names) if "demand" in top else None,
         locked=_locked(top.get("locked", {}), f"{where}: locked"),
         limits=_limits(top.get("limits", {}), f"{where}: limits"),
         digest=_digest(top),
@@ -336,12 +354,14 @@ def _stream(data: Any, where: str) -> Stream:
     if longest > MAX_CONTEXT_TOKENS:
         allowed = f"at most {MAX_CONTEXT_TOKENS}, the longest context of a latency table"
         refuse(f"{where}: longest prompt with longest output, tokens", f"{longest:.0f}", allowed)
+    deferrable = "deferrable" in item and item.flag("deferrable")
     return Stream(
         name=item.text("name"),
         prompt=prompt,
         output=output,
         acceptance=item.one_of("acceptance", profile_names()),
-        ttft_slo_s=item.seconds("ttft_slo_s", *TTFT_SLO_S),
+        ttft_slo_s=item.seconds("ttft_slo_s", *(DEADLINE_S if deferrable else TTFT_SLO_S)),
+        deferrable=deferrable,
         tpot_slo_s=item.seconds("tpot_slo_s", *TPOT_SLO_S),
         priority=item.whole("priority", 0, LAST_PRIORITY, Stream.priority),
         bins=item.whole("bins", 1, CLASS_COUNT, Stream.bins),
@@ -367,6 +387,21 @@ def _regime(data: Any, streams: list[str], where: str) -> Regime:
         cycle_amplitude=item.number("cycle_amplitude", 0, 1, Regime.cycle_amplitude),
         acceptance_scale=item.number("acceptance_scale", 0, 3, Regime.acceptance_scale),
     )
+
+
+def demand_names() -> tuple[str, ...]:
+    """Fitted demands, by name."""
+    return tuple(sorted(path.stem for path in (data_dir() / "demand").glob("*.json")))
+
+
+def _demand(item: JsonObject, streams: list[str]) -> DemandSettings:
+    item = JsonObject(dict(item), item.where, _field_names(DemandSettings))
+    name = item.one_of("name", demand_names())
+    fitted = tuple(load_json(f"demand/{name}.json")["streams"])
+    followed = item.inside("streams", streams)
+    if not followed:
+        refuse(item.name("streams"), {}, "at least one stream of the task")
+    return DemandSettings(name, {stream: followed.one_of(stream, fitted) for stream in followed})
 
 
 def _locked(data: Any, where: str) -> dict[str, float]:

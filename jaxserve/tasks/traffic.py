@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.arrays.convert import on_device
+from jaxserve.datafiles import load_json
 from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.machine.acceptance import tokens_per_step
+from jaxserve.sim.traffic.demand import Demand
 from jaxserve.sim.traffic.output_ages import output_ages
 from jaxserve.sim.traffic.workload import Regimes, TrafficClasses
 from jaxserve.tasks.spec import CLASS_COUNT, REGIME_COUNT, TaskSpec
+
+_STEADY = {
+    "rate_rps": 1.0,
+    "cosine": [0.0] * 3,
+    "sine": [0.0] * 3,
+    "deviation": [0.0] * 2,
+    "time_s": [1.0] * 2,
+    "excess_dispersion": 0.0,
+}
+"""A stream whose rate is the same at all hours."""
 
 
 def traffic_classes(spec: TaskSpec) -> tuple[TrafficClasses, list[int]]:
@@ -74,6 +89,47 @@ def traffic_regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
         cycle_amplitude=on_device([r.cycle_amplitude for r in rows]),
         acceptance_scale=on_device([r.acceptance_scale for r in rows]),
     )
+
+
+def traffic_demand(spec: TaskSpec, owner: list[int]) -> Demand | None:
+    """The fitted demand of the task's streams; streams that follow none are steady.
+
+    A fleet that serves a part of the fitted users meets less of their burstiness: requests that are
+    left out at random take a share of the excess dispersion with them, and several groups of users
+    of the same kind add none.
+
+    Args:
+      owner: index of each class's stream, from ``traffic_classes``.
+    """
+    if spec.demand is None:
+        return None
+    fitted = load_json(f"demand/{spec.demand.name}.json")["streams"]
+    rows = [fitted.get(spec.demand.streams.get(s.name, ""), _STEADY) for s in spec.streams]
+    regime = spec.regimes[0]
+    shares = [
+        min(regime.rate_rps * regime.mix.get(stream.name, 0.0) / row["rate_rps"], 1.0)
+        for stream, row in zip(spec.streams, rows, strict=True)
+    ]
+    padded = owner + [0] * (CLASS_COUNT - len(owner))
+    return Demand(
+        cosine=on_device([row["cosine"] for row in rows]),
+        sine=on_device([row["sine"] for row in rows]),
+        deviation=on_device([row["deviation"] for row in rows]),
+        time_s=on_device([row["time_s"] for row in rows]),
+        log_mean=on_device([log_mean_factor(row) for row in rows]),
+        excess=on_device(
+            [row["excess_dispersion"] * share for row, share in zip(rows, shares, strict=True)]
+        ),
+        stream=on_device(padded, np.int32),
+    )
+
+
+def log_mean_factor(row: Mapping[str, Any]) -> float:
+    """Logarithm of the mean factor of a stream of ``data/demand`` over days and drifts."""
+    angle = 2.0 * np.pi * np.outer(np.arange(1440) / 1440, 1 + np.arange(len(row["cosine"])))
+    profile = np.cos(angle) @ row["cosine"] + np.sin(angle) @ row["sine"]
+    variance = np.square(row["deviation"]).sum()
+    return float(np.log(np.exp(profile).mean()) + 0.5 * variance)
 
 
 def stream_classes(spec: TaskSpec) -> dict[str, slice]:

@@ -69,7 +69,7 @@ def test_best_static_is_searched_elsewhere(monkeypatch: pytest.MonkeyPatch) -> N
 
     def search(env, keys, **options):
         calls.append((env is setup.env, len(keys), options["progress"], options["doubt"]))
-        return static_search(np.array([13, 10, 0, 0, 0, 0]))
+        return static_search(np.array([13, 10, 0, 0, 0, 0, 0]))
 
     monkeypatch.setattr(panel, "search_static", search)
     setup = load_setup("static_workload", hardware="h100-sxm-80gb")

@@ -23,7 +23,7 @@ from jaxserve.tasks.anchors import anchors_score, load_anchors, write_anchors
 from jaxserve.tasks.spec import load_task, task_names
 
 POLICIES = ("random", "default", "best_static", "oracle", *exploit_policies())
-STATIC = np.array([9, 7, 0, 0, 0, 0], np.int32)  # batches of 64 in 0.7 of the memory
+STATIC = np.array([9, 7, 0, 0, 0, 0, 0], np.int32)  # batches of 64 in 0.7 of the memory
 
 
 def measured(task: str = "adversarial_multitenant", **values: float) -> Headroom:

@@ -205,7 +205,7 @@ def test_a_search_shows_how_far_settings_are_apart() -> None:
     """The best setting first, differences with intervals, slower and faster hardware, and which
     settings are equal in words."""
     setup = load_setup("static_workload")
-    best, near, far = (np.array([cap, 10, 0, 0, 0, 0], np.int32) for cap in (15, 14, 3))
+    best, near, far = (np.array([cap, 10, 0, 0, 0, 0, 0], np.int32) for cap in (15, 14, 3))
     found = StaticSearch(
         best,
         (

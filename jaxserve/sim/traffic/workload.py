@@ -3,8 +3,8 @@
 A workload is a palette of F traffic classes (prompt-length bin x priority group x draft-acceptance
 profile) and G regimes that mix them. An episode walks through the regimes in a random order with
 random dwell; inside a regime the rate follows a cycle and a two-state Markov-modulated burst
-process. Arrivals in a tick are Poisson given the rate, class by class, which for a class-split
-Poisson process is exact.
+process, or the hours of the day (``jaxserve.sim.traffic.demand``). Arrivals in a tick are Poisson
+given the rate, class by class, which for a class-split Poisson process is exact.
 
 Everything random about an episode comes from its key: the traffic does not depend on actions, so
 two policies on the same key face the same requests.
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxserve.arrays import threefry
 from jaxserve.arrays.batching import batch_last, stage
 from jaxserve.arrays.poisson import poisson_from_uniform
+from jaxserve.sim.traffic.demand import Demand, DemandState, advance_demand, init_demand
 from jaxserve.sim.traffic.output_ages import OutputAges
 from jaxserve.sim.traffic.reuse_table import ReuseTable
 
@@ -94,6 +95,8 @@ class Workload:
     regimes: Regimes
     cycle_period_s: jax.Array
     """float32, period of the sinusoidal cycle, seconds."""
+    demand: Demand | None = None
+    """rates that follow the hours of the day, over the regimes' own; None where they do not."""
     replay_counts: jax.Array | None = None
     """float32[W, K, F], recorded arrivals per tick and class; replaces the random draw."""
     replay_rejected: jax.Array | None = None
@@ -125,6 +128,8 @@ class WorkloadState:
     """float32, phase of the cycle at time 0, radians."""
     replay_start: jax.Array
     """int32, first window of a recording."""
+    demand: DemandState | None = None
+    """progress through the day; None where rates do not follow it."""
 
 
 @jax.tree_util.register_dataclass
@@ -170,6 +175,7 @@ def init_workload(workload: Workload, key: jax.Array) -> WorkloadState:
         burst_level=jnp.float32(1.0),
         cycle_phase=2.0 * jnp.pi * draw[count + 1],
         replay_start=start,
+        demand=None if workload.demand is None else init_demand(workload.demand, key),
     )
 
 
@@ -204,9 +210,18 @@ def draw_arrivals(
         2.0 * jnp.pi * window * window_s / workload.cycle_period_s + state.cycle_phase
     )
     rate = regimes.rate_rps[regime] * burst_level * cycle
-    rejected = None
+    rejected, demand = None, state.demand
+    mix, bursts = regimes.class_mix[regime], jnp.float32(1.0)
+    if workload.demand is not None and demand is not None:
+        demand, level, bursts = advance_demand(
+            workload.demand, demand, state.key, window, rate * mix * window_s, window_s
+        )
+        mix = mix * level
+        # The mix of a window with its levels; the rate is what is expected before bursts.
+        rate = rate * jnp.sum(mix)
+        mix = mix / jnp.maximum(jnp.sum(mix), 1e-9)
     if workload.replay_counts is None:
-        mean = rate * regimes.class_mix[regime] * (window_s / ticks)
+        mean = rate * mix * bursts * (window_s / ticks)
         uniform = draw[: ticks * class_count].reshape(ticks, class_count)
         counts = _sample_counts(uniform, mean)
     else:
@@ -226,6 +241,7 @@ def draw_arrivals(
             moves_on, jnp.round(_between(regimes.dwell_s[next_regime], extra[2])), dwell_left
         ),
         burst_level=jnp.where(moves_on, 1.0, burst_level),
+        demand=demand,
     )
     return next_state, Arrivals(
         counts=counts,

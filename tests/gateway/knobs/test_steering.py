@@ -325,7 +325,7 @@ def test_an_sglang_behind_a_gateway(start: Start) -> None:
 
 def test_the_gateways_knobs_are_those_of_the_simulator() -> None:
     """It loads nothing of it, so that its own lists are held against it here."""
-    assert set(ENGINE_KNOBS) == {*spaces.KNOBS, "token_budget"}
+    assert set(ENGINE_KNOBS) == {*spaces.KNOBS, "token_budget"} - {"replicas"}
     assert set(module._RESTART) == {*spaces.RESTART_KNOBS, "speculation_depth"}
 
 

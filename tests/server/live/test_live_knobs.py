@@ -14,7 +14,7 @@ from jaxserve.spaces import KNOBS
 from server.live.live_knobs import ConcurrencyCap, offers, turn
 from tests.mock_engine.conftest import running
 
-WANTED = dict(zip(KNOBS, (5, 0.8, 3, 1, 0, 0), strict=True))
+WANTED = dict(zip(KNOBS, (5, 0.8, 3, 1, 0, 0, 0), strict=True))
 
 
 def test_an_engine_with_the_plug_in() -> None:

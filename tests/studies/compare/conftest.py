@@ -28,7 +28,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(panel._PRIVILEGED, "regime_oracle", lambda *_: RegimeOracle(settings))
     monkeypatch.setattr(
         "jaxserve.agents.panel.search_static",
-        lambda *_, **__: static_search(np.array([13, 10, 0, 0, 0, 0])),
+        lambda *_, **__: static_search(np.array([13, 10, 0, 0, 0, 0, 0])),
     )
 
     def reference(spec, policies, episodes, progress):
