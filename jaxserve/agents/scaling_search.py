@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -86,7 +87,21 @@ def policy_rewards(
     env: ServeEnv, policies: Sequence[Policy], keys: jax.Array
 ) -> NDArray[np.float64]:
     """float64[P, E]: mean reward per window of policies of one kind in episodes."""
-    horizon = horizon_of(env)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *policies)
+    of_policy = np.repeat(np.arange(len(policies)), len(keys))
+    of_episode = np.tile(np.arange(len(keys)), len(policies))
+    lanes = jax.tree.map(lambda leaf: leaf[of_policy], stacked)
+    found = in_chunks(
+        lambda *batched: _policy_rewards(env, *batched, horizon=horizon_of(env)),
+        lanes,
+        keys[of_episode],
+    )
+    return np.asarray(found, np.float64).reshape(len(policies), len(keys))
+
+
+@functools.partial(jax.jit, static_argnames="horizon")
+def _policy_rewards(env: ServeEnv, policies: Policy, keys: jax.Array, horizon: int) -> jax.Array:
+    """float32[N], mean rewards of one policy in one episode each."""
 
     def episode(env: ServeEnv, policy: Policy, key: jax.Array) -> jax.Array:
         state, timestep = env.reset(key)
@@ -101,15 +116,7 @@ def policy_rewards(
         (*_, total), _ = jax.lax.scan(window, carry, jnp.arange(horizon))
         return total / horizon
 
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *policies)
-    count = len(keys)
-    of_policy = np.repeat(np.arange(len(policies)), count)
-    of_episode = np.tile(np.arange(count), len(policies))
-    lanes = jax.tree.map(lambda leaf: leaf[of_policy], stacked)
-    found = in_chunks(
-        lambda *batched: on_all_devices(episode, env, *batched), lanes, keys[of_episode]
-    )
-    return np.asarray(found, np.float64).reshape(len(policies), count)
+    return on_all_devices(episode, env, policies, keys)
 
 
 def fleet_constants(env: ServeEnv, knobs: ServeAction) -> Fleetwide:
@@ -188,6 +195,21 @@ def clairvoyant_rewards(
         wanted = np.ceil(largest.max(axis=2) / (margin * borne_rps) - 1e-9)
         plans.append(np.clip(wanted, 1, fleet.places))
 
+    count = len(plans)
+    found = in_chunks(
+        lambda *batched: _plan_rewards(env, knobs, *batched),
+        jnp.asarray(np.concatenate(plans), jnp.int32),
+        keys[np.tile(np.arange(len(keys)), count)],
+    )
+    return np.asarray(found, np.float64).reshape(count, len(keys)).max(axis=0)
+
+
+@jax.jit
+def _plan_rewards(
+    env: ServeEnv, knobs: ServeAction, wanted: jax.Array, keys: jax.Array
+) -> jax.Array:
+    """float32[N], mean rewards of plans int32[N, T] in one episode each."""
+
     def episode(env: ServeEnv, wanted: jax.Array, key: jax.Array) -> jax.Array:
         def window(carry, count):
             state, total = carry
@@ -196,30 +218,20 @@ def clairvoyant_rewards(
 
         carry = (env.reset(key)[0], jnp.float32(0.0))
         (_, total), _ = jax.lax.scan(window, carry, wanted)
-        return total / horizon
+        return total / len(wanted)
 
-    count = len(plans)
-    found = in_chunks(
-        lambda *batched: on_all_devices(episode, env, *batched),
-        jnp.asarray(np.concatenate(plans), jnp.int32),
-        keys[np.tile(np.arange(len(keys)), count)],
-    )
-    return np.asarray(found, np.float64).reshape(count, len(keys)).max(axis=0)
+    return on_all_devices(episode, env, wanted, keys)
 
 
+@functools.partial(jax.jit, static_argnames="horizon")
 def _rates(env: ServeEnv, keys: jax.Array, horizon: int) -> jax.Array:
     """float32[E, T], expected arrivals per second in every window."""
 
-    @jax.jit
-    def rates(keys: jax.Array) -> jax.Array:
-        def one(key: jax.Array) -> jax.Array:
-            def window(state, index):
-                state, arrivals = draw_arrivals(env.workload, state, index, env.ticks, env.window_s)
-                return state, arrivals.rate_rps
+    def one(key: jax.Array) -> jax.Array:
+        def window(state, index):
+            state, arrivals = draw_arrivals(env.workload, state, index, env.ticks, env.window_s)
+            return state, arrivals.rate_rps
 
-            state = env.reset(key)[0].workload
-            return jax.lax.scan(window, state, jnp.arange(horizon))[1]
+        return jax.lax.scan(window, env.reset(key)[0].workload, jnp.arange(horizon))[1]
 
-        return jax.vmap(one)(keys)
-
-    return rates(keys)
+    return jax.vmap(one)(keys)
