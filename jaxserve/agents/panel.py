@@ -62,9 +62,12 @@ def parse_agents(text: str) -> tuple[str, ...]:
 
 
 def playable(names: Sequence[str], setup: TaskSetup) -> tuple[str, ...]:
-    """Agents among ``names`` that need no weights, or have them."""
-    trained = (setup.weights / "weights.json").is_file()
-    return tuple(name for name in names if trained or name != "ppo")
+    """Agents among ``names`` that the task has: ppo with weights, best_rule with a fleet."""
+    missing = {
+        "ppo": not (setup.weights / "weights.json").is_file(),
+        "best_rule": setup.env.deployment.fleet is None,
+    }
+    return tuple(name for name in names if not missing.get(name, False))
 
 
 def best_static_policy(setup: TaskSetup, progress: Progress | None = None) -> StaticPolicy:
@@ -113,6 +116,22 @@ def _trained_policy(setup: TaskSetup, progress: Progress | None) -> Policy:
     return policy
 
 
+def _best_rule(setup: TaskSetup, progress: Progress | None) -> Policy:
+    from jaxserve.agents.scaling import ScalingPolicy
+    from jaxserve.agents.scaling_search import RULE_EPISODES, tune_rules
+
+    if setup.env.deployment.fleet is None:
+        raise InputError(
+            f"best_rule scales replicas, but those of {setup.spec.name} serve all the time; name a "
+            "task with a fleet, such as fleet_chat"
+        )
+    if setup.anchors is not None and setup.anchors.best_rule_setting is not None:
+        return ScalingPolicy.from_setting(setup.anchors.best_rule_setting)
+    env, keys = setup.search_episodes(RULE_EPISODES)
+    knobs = best_static_policy(setup, progress).action
+    return tune_rules(env, keys, knobs, progress=progress).policy
+
+
 def _planner(setup: TaskSetup, progress: Progress | None) -> Policy:
     from jaxserve.agents.planner import planner_for
 
@@ -136,6 +155,7 @@ _AGENTS: dict[str, Callable[[TaskSetup, Progress | None], Policy]] = {
     "default": lambda setup, progress: default_policy(setup.env),
     "best_static": best_static_policy,
     "heuristic": lambda setup, progress: HeuristicPolicy(),
+    "best_rule": _best_rule,
     "ppo": _trained_policy,
 }
 """Agents that ``all`` stands for, in the order of the table."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.stats import norm
 
 from jaxserve.env import ServeEnv
 from jaxserve.scaling.history import Fleetwide, Reading
 from jaxserve.scaling.readings import TPOT_BUCKETS_S, TTFT_BUCKETS_S, histogram_quantile
-from jaxserve.scaling.rule_form import RuleMemory, first_memory
-from jaxserve.scaling.setting import KINDS, RuleSetting, wanted_by
+from jaxserve.scaling.rule_form import RuleMemory, first_memory, parameters
+from jaxserve.scaling.rules import RULES
+from jaxserve.scaling.setting import KINDS, STATIC, RuleSetting, wanted_by
+from jaxserve.spaces import ACTION_BOUNDS, make_action
 from jaxserve.types import ServeAction, ServeObservation
 
 _Z99 = 2.3263
@@ -38,6 +43,27 @@ class ScalingPolicy:
         """The policy of a rule with its numbers."""
         kind = jnp.int32(KINDS.index(setting.kind))
         return cls(knobs, kind, jnp.asarray(setting.numbers), fleet)
+
+    @classmethod
+    def from_setting(cls, setting: Mapping[str, Any]) -> ScalingPolicy:
+        """The policy of ``setting``, which anchors keep."""
+        kind, values = str(setting["kind"]), tuple(map(float, setting["values"]))
+        fleet = Fleetwide(**setting["fleet"])
+        return cls.of(RuleSetting(kind, values), make_action(**setting["knobs"]), fleet)
+
+    def setting(self) -> dict[str, Any]:
+        """The rule, its numbers, the constants of its fleet and the other knobs; JSON-able."""
+        kind = KINDS[int(self.kind)]
+        count = 1 if kind == STATIC else len(parameters(RULES[kind]))
+        return {
+            "kind": kind,
+            "values": [float(f"{value:.6g}") for value in np.asarray(self.values)[:count]],
+            "fleet": dataclasses.asdict(self.fleet),
+            "knobs": {
+                knob: bound.number(round(float(getattr(self.knobs, knob)), 6))
+                for knob, bound in ACTION_BOUNDS.items()
+            },
+        }
 
     def init(self, env: ServeEnv) -> RuleMemory:
         """Memory of a rule at the start of an episode, when all replicas serve."""

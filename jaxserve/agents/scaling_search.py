@@ -19,19 +19,25 @@ from jaxserve.agents.progress import Progress
 from jaxserve.agents.rollout import windows_of
 from jaxserve.agents.scaling import ScalingPolicy
 from jaxserve.env import ServeEnv
+from jaxserve.grids import action_at, grid_sizes, nearest_indices
 from jaxserve.scaling.history import Fleetwide
 from jaxserve.scaling.rules import RULES
 from jaxserve.scaling.setting import RuleSetting, near_settings, spread_settings
 from jaxserve.seeds import policy_key
 from jaxserve.sim.table.lookup import contract, prefill_s_per_token
 from jaxserve.sim.traffic.workload import draw_arrivals
+from jaxserve.spaces import KNOBS
 from jaxserve.types import ServeAction
 
 ROUNDS = ((8, 24), (32, 8), (128, 1))
 """Training episodes that the settings of a round are played on, and how many of them go on."""
+RULE_EPISODES = ROUNDS[-1][0]
 BORNE = 0.95
 """Share of the requests inside the objectives at which a replica bears a rate."""
 _RATES, _RATE_WINDOWS = 24, 120
+_MOST_CHANGES = 8
+_LEAST_GAIN = 1e-4
+"""Gain in reward for which another knob is changed."""
 MARGINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Loads of a replica that a clairvoyant plans with, as shares of what it bears."""
 HOLDS = (0, 4, 16, 40)
@@ -59,13 +65,34 @@ def tune_rules(
     """Tunes rules on training episodes, by the task's own reward.
 
     Defaults and settings all over the bounds of every rule are played on a few episodes, the best
-    ones and settings around the first of them on more, until one is left.
+    ones and settings around the first of them on more, until one is left. Where the task opens
+    other knobs as well, single changes of these follow while they gain, and the rounds once more.
 
     Args:
       env: a task whose deployment has a fleet.
       keys: typed training keys, as many as the last round plays.
-      knobs: the knobs beside the replicas.
+      knobs: the knobs beside the replicas, where the search begins.
     """
+    others = [
+        place
+        for place, size in enumerate(grid_sizes(env))
+        if size > 1 and KNOBS[place] != "replicas"
+    ]
+    found = _tune(env, keys, knobs, kinds, seed, progress)
+    if not others:
+        return found
+    changed = _tune_knobs(env, keys[: ROUNDS[1][0]], found.policy, others, progress)
+    return _tune(env, keys, changed.knobs, kinds, seed, progress)
+
+
+def _tune(
+    env: ServeEnv,
+    keys: jax.Array,
+    knobs: ServeAction,
+    kinds: Sequence[str],
+    seed: int,
+    progress: Progress | None,
+) -> TunedRule:
     fleet = fleet_constants(env, knobs)
     settings = [each for kind in kinds for each in spread_settings(kind, seed)]
     rewards = np.zeros(len(settings))
@@ -81,6 +108,32 @@ def tune_rules(
             settings = list(dict.fromkeys([*settings, *(each for row in near for each in row)]))
     best = settings[0]
     return TunedRule(best, ScalingPolicy.of(best, knobs, fleet), float(rewards[0]))
+
+
+def _tune_knobs(
+    env: ServeEnv,
+    keys: jax.Array,
+    policy: ScalingPolicy,
+    others: Sequence[int],
+    progress: Progress | None,
+) -> ScalingPolicy:
+    """The policy after the single change of a knob that gains most, again and again."""
+    sizes = grid_sizes(env)
+    places = np.array(nearest_indices(policy.knobs))
+    best = -np.inf
+    for change in range(_MOST_CHANGES):
+        if progress:
+            progress("tuning the other knobs", change, _MOST_CHANGES)
+        rows = [places]
+        for place in others:
+            for value in range(sizes[place]):
+                rows.append(np.where(np.arange(len(places)) == place, value, places))
+        policies = [dataclasses.replace(policy, knobs=action_at(jnp.asarray(r))) for r in rows]
+        rewards = policy_rewards(env, policies, keys).mean(axis=1)
+        if rewards.max() <= max(best, rewards[0]) + _LEAST_GAIN:
+            break
+        places, best = rows[int(rewards.argmax())], float(rewards.max())
+    return dataclasses.replace(policy, knobs=action_at(jnp.asarray(places)))
 
 
 def policy_rewards(

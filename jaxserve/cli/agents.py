@@ -87,8 +87,10 @@ def evaluate_agents(
     for sentence in dict.fromkeys(each for setup in setups for each in setup.assumed):
         console.print(sentence, soft_wrap=True)
     for setup in setups:
-        # Missing weights are an error for ppo by name, and leave ppo out of all.
-        chosen = agents if "ppo" in agent.lower() else playable(agents, setup)
+        # What a task lacks is an error for an agent by name, and leaves it out of all.
+        named = {part.strip().lower() for part in agent.split(",")}
+        here = playable(agents, setup)
+        chosen = tuple(name for name in agents if name in named or name in here)
         with progress_bars() as progress:
             evaluations.append(evaluate_all(setup, chosen, episodes, seed_split, progress))
         evaluated = evaluations[-1]
@@ -97,7 +99,7 @@ def evaluate_agents(
         tables += shown
         for table in shown:
             console.print(table.rich())
-        if chosen != agents:
+        if "ppo" in set(agents) - set(chosen):
             console.print(f"without ppo, which has no weights for {setup.spec.name}")
     if plot is not None:
         write_output(plot, plots.evaluation_picture(evaluations[0], plot), "--plot")

@@ -21,6 +21,13 @@ from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress
 from jaxserve.agents.regimes import regime_env
 from jaxserve.agents.rollout import rollout
+from jaxserve.agents.scaling_search import (
+    RULE_EPISODES,
+    TunedRule,
+    clairvoyant_rewards,
+    policy_rewards,
+    tune_rules,
+)
 from jaxserve.agents.search import (
     SearchEffort,
     regime_settings,
@@ -68,6 +75,8 @@ class Headroom:
     values: dict[str, float]
     """mean over test episodes of random, default, best_static, oracle and the exploits."""
     budget: SearchBudget
+    rule: TunedRule | None = None
+    """the best autoscaling rule of a task with a fleet."""
 
     @property
     def headroom(self) -> float:
@@ -100,6 +109,8 @@ class Headroom:
                 "split": "test",
                 "oracle_measured": round(self.values["oracle"], 6),
             },
+            best_rule=self.values.get("best_rule"),
+            best_rule_setting=None if self.rule is None else self.rule.policy.setting(),
         )
 
 
@@ -131,23 +142,30 @@ def measure_headroom(
         ],
         axis=1,
     )
-    _, oracle = oracle_plans(
-        env,
-        test,
-        static,
-        by_regime,
-        sweeps=budget.sweeps,
-        generations=budget.generations,
-        progress=progress,
-    )
-    values = {
-        "best_static": float(static_objective(env, static[None], test).mean()),
-        "oracle": float(oracle.mean()),
-    }
+    values = {"best_static": float(static_objective(env, static[None], test).mean())}
+    rule = None
+    if env.deployment.fleet is None:
+        _, oracle = oracle_plans(
+            env,
+            test,
+            static,
+            by_regime,
+            sweeps=budget.sweeps,
+            generations=budget.generations,
+            progress=progress,
+        )
+    else:
+        knobs = env.effective_action(action_at(jnp.asarray(static)))
+        rule = tune_rules(training_env, training[:RULE_EPISODES], knobs, progress=progress)
+        values["best_rule"] = float(policy_rewards(env, [rule.policy], test).mean())
+        plans = clairvoyant_rewards(env, test, rule.policy.knobs, rule.policy.fleet.requests_per_s)
+        # A clairvoyant would play the rule where that is better than all its plans.
+        oracle = np.maximum(plans, policy_rewards(env, [rule.policy], test)[0])
+    values["oracle"] = float(oracle.mean())
     others = {"random": RandomPolicy(), "default": default_policy(env), **exploit_policies()}
     for name, player in zip(others, in_one_program(list(others.values())), strict=True):
         values[name] = _mean_reward(env, player, test)
-    return Headroom(spec, env, static, by_regime, matrix, values, budget)
+    return Headroom(spec, env, static, by_regime, matrix, values, budget, rule)
 
 
 def _mean_reward(env: ServeEnv, policy: Policy, keys: jax.Array) -> float:

@@ -41,9 +41,14 @@ class Anchors:
     """mean reward of knobs planned with knowledge of the episode's traffic, or 2 % more than the
     best static one where they gain less (``jaxserve.evaluation.headroom.MIN_SPAN``); scores 1."""
     best_static_action: Mapping[str, float]
-    """the six knobs of the best static setting."""
+    """the knobs of the best static setting."""
     provenance: Mapping[str, Any]
     """command and settings that computed the numbers."""
+    best_rule: float | None = None
+    """mean reward of the best autoscaling rule, tuned on training seeds; None without a fleet."""
+    best_rule_setting: Mapping[str, Any] | None = None
+    """that rule: its ``kind``, its ``values`` in their order, the constants of the ``fleet``, and
+    the other ``knobs``."""
 
     def top_text(self) -> str:
         """Meaning of a score of 1, in words."""
@@ -108,6 +113,7 @@ def parse_anchors(data: Any) -> Anchors:
     if not random < best_static < oracle:
         found = [random, best_static, oracle]
         refuse(item.name("random, best_static and oracle"), found, "three rising rewards")
+    rule = item.get("best_rule") is not None
     action = item.inside("best_static_action")
     try:
         knobs = {knob: float(value) for knob, value in check_knobs(action).items()}
@@ -124,6 +130,8 @@ def parse_anchors(data: Any) -> Anchors:
             knob: ACTION_BOUNDS[knob].number(value) for knob, value in knobs.items()
         },
         provenance=dict(item.inside("provenance")),
+        best_rule=item.number("best_rule", -_MAX_REWARD, _MAX_REWARD) if rule else None,
+        best_rule_setting=dict(item.inside("best_rule_setting")) if rule else None,
     )
 
 
@@ -137,8 +145,12 @@ def write_anchors(anchors: Anchors, file: Path | None = None) -> Path:
       InputError: what is written would not load.
     """
     data = {"spec_version": ANCHORS_VERSION} | dataclasses.asdict(anchors)
-    for name in ("random", "best_static", "oracle"):
-        value = data[name]
+    if anchors.best_rule is None:
+        del data["best_rule"], data["best_rule_setting"]
+    for name in ("random", "best_static", "oracle", "best_rule"):
+        value = data.get(name)
+        if value is None:
+            continue
         data[name] = round(value, 6) if math.isfinite(value) else value
     parse_anchors(data)
     path = anchors_path(anchors.task, file)
