@@ -53,6 +53,8 @@ class Anchors:
     def top_text(self) -> str:
         """Meaning of a score of 1, in words."""
         measured = self.provenance.get("oracle_measured", self.oracle)
+        if self.best_rule is not None and measured >= self.oracle:
+            return "a clairvoyant that knows the rates of the hours to come"
         if measured >= self.oracle:
             return "an oracle that knows the schedule"
         return f"2 % above the best static setting, because the oracle ({measured:.4f}) gains less"

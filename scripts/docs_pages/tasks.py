@@ -10,7 +10,7 @@ from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.traffic.lengths import LengthDistribution
 from jaxserve.sim.traffic.traces import load_trace
 from jaxserve.spaces import KNOB_FIELDS
-from jaxserve.tasks.anchors import load_anchors
+from jaxserve.tasks.anchors import anchors_score, load_anchors
 from jaxserve.tasks.replay import replay_spec, trace_path
 from jaxserve.tasks.spec import Regime, Stream, TaskSpec, load_task, task_names
 
@@ -103,6 +103,8 @@ def _page(spec: TaskSpec) -> str:
 
 def _deployment(spec: TaskSpec) -> str:
     settings = dataclasses.asdict(spec.deployment)
+    fleet = spec.deployment.fleet
+    del settings["fleet"]
     file = read_table_file(f"{spec.model}__{spec.hardware}")
     settings["token_budget"] = settings["token_budget"] or file.metadata.token_budget
     numbers = {name: value for name, value in settings.items() if value}
@@ -113,6 +115,11 @@ def _deployment(spec: TaskSpec) -> str:
         ["windows in an episode", number(spec.horizon)],
         ["window", f"{number(spec.window_s)} s, {spec.ticks} scheduler ticks"],
     ]
+    if fleet is not None:
+        rows += [
+            ["start-up of a replica", f"{_span(fleet.start_s)} s, paid from the request"],
+            ["draining", f"at most {number(fleet.drain_s)} s, then its sequences are preempted"],
+        ]
     if spec.randomisation:
         rows.append(["hardware speed", f"log-uniform, half-width {number(spec.randomisation)}"])
     return table(["deployment", "value"], rows)
@@ -145,7 +152,7 @@ def _streams(streams: tuple[Stream, ...]) -> str:
             code(stream.name),
             _lengths(stream.prompt),
             _lengths(stream.output),
-            number(stream.ttft_slo_s),
+            number(stream.ttft_slo_s) + (" (may wait)" if stream.deferrable else ""),
             number(1000.0 * stream.tpot_slo_s),
             number(stream.priority),
             number(stream.value),
@@ -167,6 +174,14 @@ def _traffic(spec: TaskSpec) -> str:
         return (
             f"Arrivals and lengths of the packaged trace `{spec.trace}`, cut into the streams "
             "above by prompt length; `--trace` replays another one."
+        )
+    if spec.demand is not None:
+        followed = ", ".join(
+            f"`{stream}` its stream `{other}`" for stream, other in spec.demand.streams.items()
+        )
+        return (
+            f"Rates follow the hours of the day, drift and burst as `data/demand/{spec.demand.name}"
+            f".json` has it: {followed}. An episode begins at any time of the day."
         )
     if len(spec.regimes) == 1:
         return "One regime for the whole episode."
@@ -232,6 +247,12 @@ def _score(spec: TaskSpec) -> str:
         ["0.5", "the best setting that never changes", f"{anchors.best_static:.4f}"],
         ["1", anchors.top_text(), f"{anchors.oracle:.4f}"],
     ]
+    rule = anchors.best_rule_setting
+    if anchors.best_rule is not None and rule is not None:
+        score = anchors_score(anchors, anchors.best_rule)
+        values = ", ".join(f"{value:g}" for value in rule["values"])
+        tuned = f"the best autoscaling rule, tuned on training seeds: `{rule['kind']}` ({values})"
+        rows.insert(2, [f"{score:.2f}", tuned, f"{anchors.best_rule:.4f}"])
     action = {
         knob: value for knob, value in anchors.best_static_action.items() if knob in spec.knobs
     }
