@@ -26,6 +26,8 @@ ELSEWHERE = {
 """Pages whose blocks other tests run, with the place."""
 TRAINING = ("agents.md",)
 """Pages that train, which takes long; the demo of the README trains in CI."""
+ONE_TASK = "tasks/bursty_workload.md"
+"""The page of a task that stands for those of all, which differ in the name of the task alone."""
 EXTENDING = ("extend_agent.md", "extend_hardware.md", "extend_task.md")
 PAGES = sorted(
     str(page.relative_to(DOCS))
@@ -39,7 +41,12 @@ MAX_LINES = 40
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.deep] if name in TRAINING else [])
+        pytest.param(
+            name,
+            marks=[pytest.mark.deep]
+            if name in TRAINING or (name.startswith("tasks/") and name != ONE_TASK)
+            else [],
+        )
         for name in PAGES
         if name not in EXTENDING
     ],
