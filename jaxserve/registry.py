@@ -142,6 +142,7 @@ def _resolve(
     if hardware is not None:
         spec = _with_limit_of(spec, gpu)
     spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
+    _check_replicas(spec)
     file = _table_of(spec, gpu, table)
     budget = spec.deployment.token_budget or file.metadata.token_budget
     deployment = _deployment(spec, served_on, file, budget)
@@ -162,6 +163,26 @@ def _resolve(
     else:
         spec, replay = replay_spec(spec, trace, slos, longest)
     return _Resolved(spec, deployment, file, budget, trace, longest, replay)
+
+
+def _check_replicas(spec: TaskSpec) -> None:
+    """Refuses the knob ``replicas`` where nothing can be scaled, and more replicas than there are.
+
+    Raises:
+      InputError: says which.
+    """
+    held = spec.locked["replicas"]
+    most = max(held, spec.limits.get("replicas", (0.0, 0.0))[1])
+    if spec.deployment.fleet is None and ("replicas" in spec.knobs or held):
+        raise InputError(
+            f"task {spec.name} turns the replicas, but its deployment has no fleet: without "
+            "start-up times all replicas serve all the time"
+        )
+    if most > spec.deployment.num_gpus:
+        raise InputError(
+            f"task {spec.name} has {most:g} replicas as a value of the knob; its deployment has "
+            f"{spec.deployment.num_gpus}"
+        )
 
 
 def _pools(spec: TaskSpec, deployment: Deployment) -> NDArray[np.float64]:
@@ -356,6 +377,7 @@ def _layout(env: ServeEnv) -> dict[str, str]:
     """Properties that decide which arrays an environment has, and their shapes."""
     classes, counts = env.workload.classes, env.workload.replay_counts
     ages, reuse = classes.output_ages, classes.reuse
+    fleet, demand = env.deployment.fleet, env.workload.demand
     no_rejects = env.workload.replay_rejected is None
     return {
         "window_s": f"{env.window_s:g}",
@@ -364,6 +386,10 @@ def _layout(env: ServeEnv) -> dict[str, str]:
         "the table's longest prompt": f"{PROMPT_LENGTHS[env.table.lengths - 1]:,} tokens",
         "traffic": "drawn" if counts is None else f"a recording of {len(counts):,} windows",
         "requests too long to be served": "none" if no_rejects else "some",
+        "the fleet": "one that never changes" if fleet is None else f"of {fleet.places} replicas",
+        "demand": "steady over the day"
+        if demand is None
+        else f"of {demand.excess.shape[-1]} streams over the day",
         "prefix caching": "without effect"
         if reuse is None
         else f"on {reuse.product.shape[-3]} GPUs",

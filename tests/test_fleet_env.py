@@ -133,3 +133,28 @@ def test_deferrable_work_may_wait(env: ServeEnv) -> None:
     with pytest.raises(InputError, match="ttft_slo_s"):
         parse_task(dict(data) | {"streams": streams}, name)
     assert dataclasses.replace(late[0], deferrable=False).priority == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "message"),
+    [
+        ("static_workload", {"knobs": ["replicas"]}, "has no fleet"),
+        ("static_workload", {"locked": {"replicas": 1}}, "has no fleet"),
+        ("fleet_chat", {"limits": {"replicas": [1, 8]}, "deployment": 4}, "has 8 replicas as a"),
+    ],
+)
+def test_replicas_that_cannot_be_had_are_refused(task: str, change: dict, message: str) -> None:
+    """Before anything is simulated."""
+    data, name, _ = read_task(task)
+    if "deployment" in change:
+        change = change | {"deployment": data["deployment"] | {"num_gpus": change["deployment"]}}
+    with pytest.raises(InputError, match=message):
+        jaxserve.make(parse_task(dict(data) | change, name))
+
+
+def test_fleets_of_different_sizes_cannot_be_stacked(env: ServeEnv) -> None:
+    """The error names the fleet."""
+    data, name, _ = read_task("fleet_chat")
+    four = parse_task(dict(data) | {"deployment": data["deployment"] | {"num_gpus": 4}}, name)
+    with pytest.raises(InputError, match="the fleet is of 8 replicas and of 4 replicas"):
+        jaxserve.stack([env, jaxserve.make(four)])

@@ -42,7 +42,7 @@ def derive(
         not measured, or ``base`` is no task.
     """
     spec = parse_task(base, name)
-    offered = knobs["knobs"]
+    offered = _offers(knobs)
     free = [knob for knob in spec.knobs if offered[knob]["how"] in TURNED]
     measured = {} if calibration is None else _measured(calibration)
     for knob, (least, most) in measured.items():
@@ -71,6 +71,8 @@ def derive(
     if calibration is not None:
         deployment |= {"frontend_s": calibration.frontend_s, "frontend_tail_s": 0.0}
     deployment["num_gpus"] = engines.count
+    # Its engines run all the time.
+    deployment.pop("fleet", None)
     budget = offered["token_budget"].get("static")
     if budget is not None:
         deployment["token_budget"] = int(budget)
@@ -86,6 +88,15 @@ def derive(
     }
     task.pop("alias", None)
     return task
+
+
+def _offers(knobs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The gateway's offer of every knob, and of what it has beside them."""
+    return dict.fromkeys(KNOBS, _NO_OFFER) | knobs["knobs"]
+
+
+_NO_OFFER = {"how": "unsupported", "reason": "the gateway starts and stops no replicas"}
+"""Offer of a knob that a gateway does not know."""
 
 
 def _measured(calibration: Calibration) -> dict[str, tuple[float, float]]:
@@ -127,7 +138,7 @@ def echo(knobs: Mapping[str, Any], wanted: Mapping[str, float]) -> dict[str, dic
     """
     return {
         name: {"how": offer["how"], "asked": wanted.get(name), "now": offer.get("now")}
-        for name, offer in knobs["knobs"].items()
+        for name, offer in _offers(knobs).items()
         if name in KNOBS
     }
 

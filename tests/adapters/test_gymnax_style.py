@@ -133,7 +133,7 @@ ONE_BOX: Any = OneBox(Echo())  # type: ignore[arg-type]
 )
 def test_one_index_counts_through_the_grid(number: int, indices: list[int]) -> None:
     """The last knob fastest; numbers outside mean the nearest inside."""
-    assert ONE_INDEX.step(None, None, number).tolist() == [*indices, 0, 0, 0]
+    assert ONE_INDEX.step(None, None, number).tolist() == [*indices, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_one_index_counts_through_the_grid(number: int, indices: list[int]) -> N
 )
 def test_one_box_spans_the_grid(numbers: list[float], indices: list[int]) -> None:
     """Equal parts of -1..1 for each grid point; numbers outside mean the nearest inside."""
-    assert ONE_BOX.step(None, None, numbers).tolist() == [*indices, 0, 0, 0]
+    assert ONE_BOX.step(None, None, numbers).tolist() == [*indices, 0, 0, 0, 0]
 
 
 def test_indices_outside_the_grid_are_clipped() -> None:

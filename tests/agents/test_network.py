@@ -93,7 +93,7 @@ def test_a_hand_moves_for_a_clear_preference(seed: int, last: tuple[int, ...], n
     step = a_step(seed)
     found = np.asarray(sticky_action(step, SIZES, jnp.asarray(last), nats))
     knobs = [i for i, size in enumerate(SIZES) if size > 1]
-    assert not found[[i for i in range(6) if i not in knobs]].any()
+    assert not found[[i for i in range(len(SIZES)) if i not in knobs]].any()
     for i, logits in zip(knobs, map(np.asarray, step.logits), strict=True):
         gain = logits.max() - logits[last[i]]
         if abs(gain - nats) > 1e-5:

@@ -98,9 +98,7 @@ def test_a_reading_of_an_idle_fleet_has_no_latencies(env: ServeEnv, fleet: Fleet
     assert TTFT_BUCKETS_S[4] < found < 2.0
 
 
-def test_a_clairvoyant_is_not_worse_than_any_of_its_plans(
-    env: ServeEnv, fleet: Fleetwide
-) -> None:
+def test_a_clairvoyant_is_not_worse_than_any_of_its_plans(env: ServeEnv, fleet: Fleetwide) -> None:
     """One of its plans rents all replicas where rates ask for them."""
     found = clairvoyant_rewards(env, KEYS, KNOBS, fleet.requests_per_s)
     poor = clairvoyant_rewards(env, KEYS, KNOBS, 100.0 * fleet.requests_per_s)

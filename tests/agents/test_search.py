@@ -78,7 +78,7 @@ class Landscape:
         self.tried |= {np.asarray(row, np.int32).tobytes() for row in indices}
         values = np.array([[self.reward(row, speed) for speed in speeds] for row in indices])
         first = int(np.asarray(jax.random.key_data(keys))[0, -1] % 2**31)
-        seeds = [int(row @ np.arange(1, 7)) for row in indices]
+        seeds = [int(row @ np.arange(1, 1 + len(row))) for row in indices]
         noise = [np.random.default_rng((seed, first)).normal(size=len(keys)) for seed in seeds]
         return values[:, None, :] + self.noise * np.stack(noise)[:, :, None]
 
@@ -265,7 +265,7 @@ def test_the_objective_is_the_mean_reward_of_the_setting_as_a_policy() -> None:
 
 def test_settings_are_shown_by_the_knobs_that_act() -> None:
     """Locked knobs are not part of a setting's name."""
-    setting = np.array([6, 10, 2, 1, 1, 1], np.int32)
+    setting = np.array([6, 10, 2, 1, 1, 1, 0], np.int32)
     everything = setting_text(setting, grid_sizes(environment(HARD)))
     assert everything.startswith("batch_cap 24, kv_budget_fraction 1, speculation_depth 2")
     two = setting_text(setting, grid_sizes(environment("static_workload")))

@@ -41,7 +41,14 @@ def test_what_is_offered_stays_free() -> None:
     assert (int(acts.batch_cap), int(acts.speculation_depth)) == (48, 0)
 
 
-@pytest.mark.parametrize("name", task_names())
+def test_a_task_of_replicas_alone_has_no_live_one() -> None:
+    """A gateway starts and stops none."""
+    base = read_json(task_path("fleet_chat"), "fleet_chat")
+    with pytest.raises(InputError, match="replicas: the gateway starts and stops no replicas"):
+        derive(base, "mine", OFFER, ENGINES)
+
+
+@pytest.mark.parametrize("name", sorted(set(task_names()) - {"fleet_chat"}))
 def test_every_built_in_task_has_a_live_one(name: str) -> None:
     """Whatever it frees, if the deployment turns any of it."""
     base = read_json(task_path(name), name)

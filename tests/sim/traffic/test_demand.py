@@ -35,9 +35,7 @@ def days(parameters: Demand, mean: float) -> tuple[np.ndarray, np.ndarray]:
     def day(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         def window(state, number):
             arrivals = jnp.array([mean, 0.0])
-            state, level, burst = advance_demand(
-                parameters, state, key, number, arrivals, WINDOW_S
-            )
+            state, level, burst = advance_demand(parameters, state, key, number, arrivals, WINDOW_S)
             return state, (level[0], burst[0])
 
         return jax.lax.scan(window, init_demand(parameters, key), jnp.arange(WINDOWS))[1]
