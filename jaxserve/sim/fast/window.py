@@ -71,7 +71,8 @@ def advance_window(
     fleet, state = state.fleet, dataclasses.replace(state, fleet=None)
     state, metrics = _run_window(conditions, slo, state, action, arrivals)
     if fleet is not None:
-        steps = window_s * plan.up_s / plan.tick_s / metrics.itl_s
+        # A window in which nothing decodes, a reload's for one, has an ITL of 0.
+        steps = window_s * plan.up_s / plan.tick_s / jnp.maximum(metrics.itl_s, TINY)
         fleet = end_window(fleet, steps / plan.decode_steps, state.queues.running, window_s)
         state = dataclasses.replace(state, fleet=fleet)
         metrics = dataclasses.replace(
