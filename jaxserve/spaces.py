@@ -19,7 +19,8 @@ KNOBS = tuple(KNOB_FIELDS)
 ACTION_BOUNDS = {name: knob.bound for name, knob in KNOB_FIELDS.items()}
 DEFAULT_ACTION = {name: knob.default for name, knob in KNOB_FIELDS.items()}
 """Knobs of an operator who turns none; also the values of knobs that a task locks."""
-_REQUIRED = tuple(name for name, knob in KNOB_FIELDS.items() if not knob.optional)
+REQUIRED_KNOBS = tuple(name for name, knob in KNOB_FIELDS.items() if not knob.optional)
+"""Knobs that every action names and every deployment has; the others need a fleet."""
 RESTART_KNOBS = tuple(name for name, knob in KNOB_FIELDS.items() if knob.restarts)
 """Knobs whose change takes GPUs away for seconds."""
 
@@ -65,9 +66,9 @@ def check_knobs(action: ServeAction | Mapping[str, object]) -> dict[str, NDArray
     unknown = sorted(set(action) - set(KNOBS), key=str)
     if unknown:
         raise InputError(f"unknown knob {unknown[0]!r}; the knobs are {', '.join(KNOBS)}")
-    missing = [knob for knob in _REQUIRED if knob not in action]
+    missing = [knob for knob in REQUIRED_KNOBS if knob not in action]
     if missing:
-        raise InputError(f"knob {missing[0]!r} is missing; an action names {', '.join(_REQUIRED)}")
+        raise InputError(f"knob {missing[0]!r} is missing; an action names {', '.join(REQUIRED_KNOBS)}")
     checked = {knob: _checked(knob, action[knob]) for knob in KNOBS if knob in action}
     shape = checked[KNOBS[0]].shape
     left_out = {knob: np.full(shape, DEFAULT_ACTION[knob]) for knob in KNOBS if knob not in checked}

@@ -48,9 +48,10 @@ def test_features_of_any_observation_are_inside(shares: dict[str, float]) -> Non
 @pytest.mark.parametrize("task", task_names())
 def test_bounds_are_small_and_finite(task: str) -> None:
     """Every feature has a range, and none is so wide that it means nothing."""
-    low, high = feature_bounds(jaxserve.make(task))
+    env = jaxserve.make(task)
+    low, high = feature_bounds(env)
     assert low.dtype == high.dtype == np.float32
-    assert low.shape == high.shape == (len(FEATURE_NAMES),)
+    assert low.shape == high.shape == (len(env.feature_names),)
     assert (low < high).all() and (low > -1.01).all() and (high < 30.0).all()
 
 

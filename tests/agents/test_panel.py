@@ -20,6 +20,7 @@ from jaxserve.agents.panel import (
 from jaxserve.agents.regime_oracle import RegimeOracle
 from jaxserve.agents.task_setup import _MIN_DOUBT, MAX_SEARCH_EPISODES, load_setup
 from jaxserve.errors import InputError
+from jaxserve.spaces import KNOBS
 from tests.search_results import anchors_of, static_search
 
 ANCHORS = anchors_of("static_workload", 0.1, 0.5, 0.9, batch_cap=96)
@@ -29,10 +30,10 @@ def test_every_name_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the two functions of a policy."""
     monkeypatch.setattr(
         "jaxserve.agents.regime_oracle.search_regime_oracle",
-        lambda env, static, progress: RegimeOracle(jnp.zeros((4, 2, 6), jnp.int32)),
+        lambda env, static, progress: RegimeOracle(jnp.zeros((4, 2, len(KNOBS)), jnp.int32)),
     )
     setup = dataclasses.replace(load_setup("static_workload"), anchors=ANCHORS)
-    for name in agent_names():
+    for name in set(agent_names()) - {"best_rule"}:  # it needs a fleet: test_scaling
         policy = build_agent(name, setup)
         assert callable(policy.init) and callable(policy.act), name
 

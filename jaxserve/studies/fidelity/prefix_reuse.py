@@ -29,7 +29,7 @@ from jaxserve.sim.reference.settings import GpuKnobs, Knobs, SchedulerSettings
 from jaxserve.sim.reference.simulator import ReferenceSimulator
 from jaxserve.sim.reference.trace_requests import trace_requests
 from jaxserve.sim.traffic.traces import Trace, load_trace
-from jaxserve.spaces import KNOBS, make_action
+from jaxserve.spaces import REQUIRED_KNOBS, make_action
 from jaxserve.studies.fidelity.measurements import FidelityRow, shared_data
 from jaxserve.studies.fidelity.scenarios import at_engine
 from jaxserve.tasks.spec import load_task
@@ -179,7 +179,7 @@ def compare(
             trace=dataclasses.replace(
                 faster.within_table(), tick_s=None
             ),  # no warning: the page states the tick
-            overrides={"knobs": list(KNOBS), "deployment": deployment},
+            overrides={"knobs": list(REQUIRED_KNOBS), "deployment": deployment},
         )
         workload = env.workload
         assert workload.replay_counts is not None

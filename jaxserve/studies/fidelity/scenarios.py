@@ -20,7 +20,7 @@ from jaxserve.registry import make
 from jaxserve.sim.traffic.trace_classes import class_map
 from jaxserve.sim.traffic.traces import load_trace
 from jaxserve.sim.traffic.workload import Workload
-from jaxserve.spaces import KNOBS
+from jaxserve.spaces import REQUIRED_KNOBS
 from jaxserve.tasks.replay import recorded_counts, trace_path
 from jaxserve.tasks.spec import CLASS_COUNT, TaskSpec, load_task
 
@@ -106,14 +106,14 @@ def scenario_grid() -> list[Scenario]:
 
 
 def environment(traffic: Traffic) -> ServeEnv:
-    """The task's environment under this traffic, with every knob unlocked."""
+    """The task's environment under this traffic, with every knob of an engine unlocked."""
     spec = traffic.load()
     if traffic.regime is not None:
         regime = dataclasses.replace(
             spec.regimes[traffic.regime], burst_start_per_s=0.0, cycle_amplitude=0.0
         )
         spec = dataclasses.replace(spec, regimes=(regime,))
-    return make(spec, overrides={"knobs": list(KNOBS)})
+    return make(spec, overrides={"knobs": list(REQUIRED_KNOBS)})
 
 
 def workload_at(

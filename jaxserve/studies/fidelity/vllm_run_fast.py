@@ -26,7 +26,7 @@ from jaxserve.sim.machine.deployment import DeploymentSettings
 from jaxserve.sim.table.grid import BATCH_SIZES, LEAST_BUCKETS, PROMPT_LENGTHS, QUANT_TIERS
 from jaxserve.sim.table.lookup import LatencyTable
 from jaxserve.sim.traffic.traces import Trace
-from jaxserve.spaces import KNOBS, make_action
+from jaxserve.spaces import REQUIRED_KNOBS, make_action
 from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.studies.fidelity.vllm_run import DIRECTORY, profile_timer, served
 from jaxserve.tasks.spec import load_task
@@ -89,7 +89,7 @@ def run_environment(directory: Path) -> tuple[ServeEnv, int]:
         frontend_tail_s=0.0,
     )
     task = dataclasses.replace(load_task(TASK), deployment=settings, horizon=1, trace=None)
-    env = make(task, trace=trace, overrides={"knobs": list(KNOBS)})
+    env = make(task, trace=trace, overrides={"knobs": list(REQUIRED_KNOBS)})
     env = dataclasses.replace(env, table=profile_table(profile_timer(directory), budget))
     # Silence follows the recording until all requests have been served.
     replay = env.workload.replay_counts
