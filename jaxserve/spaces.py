@@ -68,7 +68,9 @@ def check_knobs(action: ServeAction | Mapping[str, object]) -> dict[str, NDArray
         raise InputError(f"unknown knob {unknown[0]!r}; the knobs are {', '.join(KNOBS)}")
     missing = [knob for knob in REQUIRED_KNOBS if knob not in action]
     if missing:
-        raise InputError(f"knob {missing[0]!r} is missing; an action names {', '.join(REQUIRED_KNOBS)}")
+        raise InputError(
+            f"knob {missing[0]!r} is missing; an action names {', '.join(REQUIRED_KNOBS)}"
+        )
     checked = {knob: _checked(knob, action[knob]) for knob in KNOBS if knob in action}
     shape = checked[KNOBS[0]].shape
     left_out = {knob: np.full(shape, DEFAULT_ACTION[knob]) for knob in KNOBS if knob not in checked}

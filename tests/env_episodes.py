@@ -22,7 +22,8 @@ GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
 @functools.cache
 def environment(task: str, rate_scale: float = 1.0) -> ServeEnv:
     """A task in episodes of HORIZON windows, with its requests scaled."""
-    return jaxserve.make(task, overrides={"horizon": HORIZON, "rate_scale": rate_scale})
+    scaled = {"rate_scale": rate_scale} if rate_scale != 1.0 else {}  # which no recording is
+    return jaxserve.make(task, overrides={"horizon": HORIZON} | scaled)
 
 
 def random_actions(seed: int, held: int = 1) -> ServeAction:
