@@ -18,7 +18,7 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 
 from jaxserve.adapters.gymnasium_env import ServeGymEnv, ServeVectorEnv
 from jaxserve.errors import InputError
-from jaxserve.tasks.spec import task_names
+from tests.sizes import each_task
 
 BURSTY = "jaxserve/bursty_workload-v0"
 ACTION = np.array([9, 10, 2, 0, 0, 0, 0])
@@ -41,7 +41,7 @@ def play(env: Any, seed: int | None) -> list[float]:
     return rewards
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("task", each_task())
 def test_gymnasium_checks_it(task: str) -> None:
     """Registered under its name, and accepted by gymnasium's checker without a warning."""
     with warnings.catch_warnings():

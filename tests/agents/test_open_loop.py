@@ -31,16 +31,15 @@ from jaxserve.spaces import (
     KNOBS,
     OBSERVATION_BOUNDS,
 )
-from jaxserve.tasks.spec import task_names
-from tests.sizes import EPISODES
+from tests.sizes import EPISODES, each_task
 
 HARD = "adversarial_multitenant"
 
 
 @functools.cache
 def environment(task: str) -> ServeEnv:
-    """The task's environment."""
-    return jaxserve.make(task)
+    """The task's environment, in episodes of 200 windows."""
+    return jaxserve.make(task, overrides={"horizon": 200})
 
 
 def baselines(env: ServeEnv) -> dict[str, Policy]:
@@ -65,13 +64,7 @@ def named(name: str) -> Rollout:
     return played(HARD, baselines(environment(HARD))[name])
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        pytest.param(name, marks=[] if name in ("static_workload", HARD) else [pytest.mark.slow])
-        for name in task_names()
-    ],
-)
+@pytest.mark.parametrize("task", each_task(("bursty_workload", "trace_replay", "fleet_mixed")))
 def test_every_baseline_runs_every_task(task: str) -> None:
     """Rewards are finite, observations and knobs inside their bounds, locked knobs untouched."""
     env = environment(task)

@@ -20,12 +20,13 @@ from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS
 from jaxserve.tasks.spec import task_names
 from server.local import LocalServer
 from tests.server.routes.episode_calls import post, random_actions
+from tests.sizes import each_task
 
 HORIZON = 200
 close = functools.partial(pytest.approx, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("task", each_task())
 def test_an_episode_over_http_is_the_episode_in_process(http: httpx.Client, task: str) -> None:
     """Rewards and observations, the grade, and the vmapped program.
 

@@ -20,8 +20,8 @@ from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.sim.fast.tick_state import Queues
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS
-from jaxserve.tasks.spec import task_names
 from jaxserve.types import ServeAction, TimeStep, WindowMetrics
+from tests.sizes import each_task
 
 WINDOWS = 120  # one length, so that one program serves all tests
 
@@ -164,7 +164,7 @@ def test_sequences_with_ages_are_conserved(kv_budget: float | None) -> None:
 
 
 @pytest.mark.parametrize("held", [1, 5])
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("task", each_task())
 def test_requests_are_conserved_in_every_window(task: str, held: int) -> None:
     """With every knob moving at random and switches on the way; and all figures agree."""
     metrics = windows(environment(task), random_actions(held, held), seed=held)
@@ -178,7 +178,7 @@ def test_requests_are_conserved_in_every_window(task: str, held: int) -> None:
     assert (np.diff(later, axis=1) <= 1e-3 * (1.0 + first_tokens)).all()
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("task", each_task())
 def test_requests_are_conserved_under_overload(task: str) -> None:
     """What twenty times the load does not get through is rejected, and shown within the bounds."""
     env, actions = environment(task, load=20.0), random_actions(3, held=5)
@@ -191,7 +191,7 @@ def test_requests_are_conserved_under_overload(task: str) -> None:
 
 
 @pytest.mark.parametrize("load", [1.0, 20.0])
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("task", each_task())
 def test_overdue_requests_are_some_of_those_inside(task: str, load: float) -> None:
     """Under any knobs, crashes and preemptions included, no more than wait or run, of each class;
     and in a queue that only grows all of the old ones."""
@@ -213,7 +213,7 @@ def test_nobody_is_overdue_where_nobody_waits() -> None:
     assert metrics.overdue.sum(axis=1).max() < 0.01
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("task", each_task())
 def test_requests_are_conserved_through_memory_crashes(task: str) -> None:
     """What ran when memory ran out is lost and counted, and the rest goes on."""
     env, actions = environment(task), random_actions(4, held=3)
