@@ -15,8 +15,9 @@ import pytest
 
 import jaxserve
 from jaxserve.agents.open_loop import RandomPolicy
-from jaxserve.agents.panel import PRIVILEGED_AGENTS
+from jaxserve.agents.panel import PRIVILEGED_AGENTS, playable
 from jaxserve.agents.rollout import rollout
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.errors import InputError
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS
@@ -82,7 +83,7 @@ def test_nothing_is_compiled_while_an_agent_drives(task: str) -> None:
     for config in CONFIGS:
         episode = parse_episode(task, 3, "test", config)
         programs.try_out(programs.simulator(episode), together=False)
-        for agent in agents.playing_agents():
+        for agent in playable(agents.playing_agents(), load_setup(task)):
             driver = shared.load(agent, task)
             session = begin_session("", 0, "", episode)
             with counted_compilations() as compiled:
