@@ -17,7 +17,14 @@ from jaxserve.scaling.history import Fleetwide, Reading
 from jaxserve.scaling.readings import TPOT_BUCKETS_S, TTFT_BUCKETS_S, histogram_quantile
 from jaxserve.scaling.rule_form import RuleMemory, first_memory, parameters
 from jaxserve.scaling.rules import RULES
-from jaxserve.scaling.setting import KINDS, STATIC, RuleSetting, wanted_by
+from jaxserve.scaling.setting import (
+    KINDS,
+    STATIC,
+    RuleSetting,
+    parse_rule,
+    rule_data,
+    wanted_by,
+)
 from jaxserve.spaces import ACTION_BOUNDS, make_action
 from jaxserve.types import ServeAction, ServeObservation
 
@@ -46,24 +53,25 @@ class ScalingPolicy:
 
     @classmethod
     def from_setting(cls, setting: Mapping[str, Any]) -> ScalingPolicy:
-        """The policy of ``setting``, which anchors keep."""
-        kind, values = str(setting["kind"]), tuple(map(float, setting["values"]))
-        fleet = Fleetwide(**setting["fleet"])
-        return cls.of(RuleSetting(kind, values), make_action(**setting["knobs"]), fleet)
+        """The policy of ``setting``, which anchors keep.
+
+        Raises:
+          InputError: says what is missing, unknown or out of range.
+        """
+        rule = {name: value for name, value in setting.items() if name != "knobs"}
+        found, fleet = parse_rule(rule, "best_rule_setting")
+        return cls.of(found, make_action(**setting["knobs"]), fleet)
 
     def setting(self) -> dict[str, Any]:
         """The rule, its numbers, the constants of its fleet and the other knobs; JSON-able."""
         kind = KINDS[int(self.kind)]
         count = 1 if kind == STATIC else len(parameters(RULES[kind]))
-        return {
-            "kind": kind,
-            "values": [float(f"{value:.6g}") for value in np.asarray(self.values)[:count]],
-            "fleet": dataclasses.asdict(self.fleet),
-            "knobs": {
-                knob: bound.number(round(float(getattr(self.knobs, knob)), 6))
-                for knob, bound in ACTION_BOUNDS.items()
-            },
+        values = tuple(float(f"{value:.6g}") for value in np.asarray(self.values)[:count])
+        knobs = {
+            knob: bound.number(round(float(getattr(self.knobs, knob)), 6))
+            for knob, bound in ACTION_BOUNDS.items()
         }
+        return rule_data(RuleSetting(kind, values), self.fleet) | {"knobs": knobs}
 
     def init(self, env: ServeEnv) -> RuleMemory:
         """Memory of a rule at the start of an episode, when all replicas serve."""

@@ -13,9 +13,7 @@ from jaxserve.autoscale.play import FleetWindows
 from jaxserve.autoscale.setup import WINDOW_S, FleetDemand
 from jaxserve.autoscale.tuning import SECOND_WINDOWS, TriedSettings
 from jaxserve.evaluation.episode_statistics import ratio_interval
-from jaxserve.scaling.rule_form import parameters
-from jaxserve.scaling.rules import RULES
-from jaxserve.scaling.setting import STATIC, RuleSetting
+from jaxserve.scaling.setting import STATIC, RuleSetting, named_values
 
 _HOUR_S = 3600.0
 _LEAST_BLOCKS = 5
@@ -83,13 +81,6 @@ class AutoscaleAnswer:
         for row in (data["static"], data["winner"], *data["rules"]):
             row["values"] = named_values(row["kind"], row["values"])
         return json.dumps(data | {"saved": self.saved}, indent=1)
-
-
-def named_values(kind: str, values: Sequence[float]) -> dict[str, float]:
-    """Numbers of a lane by name."""
-    if kind == STATIC:
-        return {"replicas": values[0]}
-    return dict(zip(parameters(RULES[kind]), values, strict=True))
 
 
 def judge(

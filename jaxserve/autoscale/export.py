@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from jaxserve.autoscale.answer import AutoscaleAnswer, named_values
+from jaxserve.autoscale.answer import AutoscaleAnswer
 from jaxserve.scaling.history import Fleetwide
-from jaxserve.scaling.setting import STATIC
+from jaxserve.scaling.setting import STATIC, named_values
 
 _PROMETHEUS = "http://prometheus-server.monitoring.svc:9090"
 _READ_PERIOD_S = 15

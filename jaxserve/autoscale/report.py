@@ -7,7 +7,8 @@ import io
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
-from jaxserve.autoscale.answer import AutoscaleAnswer, RuleResult, named_values
+from jaxserve.autoscale.answer import AutoscaleAnswer, RuleResult
+from jaxserve.scaling.setting import named_values
 from jaxserve.show.style import STYLE
 from jaxserve.show.text_table import TextTable
 

@@ -31,6 +31,7 @@ from jaxserve.cli.live import (
 )
 from jaxserve.cli.plan import plan_deployment
 from jaxserve.cli.rollouts import rollout_group
+from jaxserve.cli.scale import scale_replicas
 from jaxserve.cli.simulate import simulate_log
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_settings
 from jaxserve.cli.tables import list_formats, table_group
@@ -56,6 +57,7 @@ GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
         "record": record_trace,
         "live-task": make_live_task,
         "operate": operate_gateway,
+        "scale": scale_replicas,
         "send": send_traffic,
         "switch": throw_switch,
         "live-log": show_live_log,

@@ -168,6 +168,7 @@ def train_agent(training: TrainOptions) -> None:
             task_discount(setup.env) if training.discount is None else training.discount,
             training.recurrent,
             int(setup.env.horizon),
+            setup.spec.demand is not None,
         )
     if is_first():
         note_trace(training.own.trace, setup.trace, setup.env)

@@ -52,7 +52,8 @@ def autoscale_fleet(
     Args:
         trace: Recorded traffic: Azure, Mooncake or BurstGPT format.
         max_replicas: Greatest number of replicas, each on --tensor-parallel GPUs.
-        out: Folder to write: autoscale.json, curves.png and the winner's configuration.
+        out: Folder to write: autoscale.json, rule.json for jaxserve scale, curves.png and the
+            winner's configuration.
         min_replicas: Least number of replicas.
         start_s: From the request for a replica until it serves: woken, warm or cold, seconds such
             as 120, or the shortest and longest such as 60,135.
@@ -72,10 +73,13 @@ def autoscale_fleet(
         part: A part of the trace, in place of all of it.
         seed: Seed of start-up times.
     """
+    import json
+
     from jaxserve.autoscale.export import config_file
     from jaxserve.autoscale.run import autoscale, parse_rules
     from jaxserve.autoscale.setup import load_demand
     from jaxserve.datafiles import check_folder, write_atomic, write_folder
+    from jaxserve.scaling.setting import RuleSetting, rule_data
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.sim.machine.fleet import FleetSettings
     from jaxserve.sim.machine.hardware import load_gpu
@@ -118,11 +122,13 @@ def autoscale_fleet(
     with progress_bars() as progress:
         answer = autoscale(demand, kinds, timer, progress)
     file, text = config_file(answer, demand.fleet)
+    winner = rule_data(RuleSetting(answer.winner.kind, answer.winner.values), demand.fleet)
     console.print(report.rules_table(answer).rich())
     for line in report.sentences(answer):
         console.print(line, soft_wrap=True)
     written = {
         "autoscale.json": answer.to_json().encode() + b"\n",
+        "rule.json": json.dumps(winner, indent=1).encode() + b"\n",
         "curves.png": report.curves_picture(answer, "png"),
         file: text.encode(),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ Seeds = tuple[int, ...]
 """Seeds of a run, one for each policy that it trains."""
 
 _MAX_NUMBER = 10**12
+_SHARING = 16
+"""Environments that play the same day of a demand."""
 _FEWEST_WINDOWS = 5
 """Windows of the shortest rollout: advantages of a shorter one see little of what follows."""
 
@@ -38,6 +41,7 @@ def check_run(
     discount: float,
     recurrent: bool = False,
     horizon: int = TaskSpec.horizon,
+    demand: bool = False,
 ) -> PPOConfig:
     """The configuration of a run of ``steps`` windows a seed, rounded up to whole updates.
 
@@ -52,6 +56,8 @@ def check_run(
       discount: per window.
       recurrent: whether the network has a recurrent cell.
       horizon: windows of an episode, which rollouts divide.
+      demand: whether the traffic is that of days. Days differ by a factor of ten in their rates,
+        which moves rewards by far more than knobs do: environments then share a day in groups.
 
     Raises:
       InputError: a number out of range, or a horizon without a fitting divisor.
@@ -69,6 +75,7 @@ def check_run(
         environments=environments,
         recurrent=recurrent,
         rollout_windows=_rollout_windows(horizon),
+        traffic_group=math.gcd(_SHARING, environments) if demand else 1,
     )
     return dataclasses.replace(config, updates=-(-steps // config.windows))
 
@@ -167,7 +174,11 @@ def command(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> str | None:
     }
     try:
         asked = check_run(
-            steps, **numbers, recurrent=config.recurrent, horizon=int(setup.env.horizon)
+            steps,
+            **numbers,
+            recurrent=config.recurrent,
+            horizon=int(setup.env.horizon),
+            demand=setup.spec.demand is not None,
         )
     except InputError:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -55,6 +55,10 @@ class GatewayClient:
     async def engines(self) -> Any:
         """The metrics of every engine."""
         return (await self._ask("GET", "/control/engines")).get("engines")
+
+    async def serve_with(self, engines: Sequence[str]) -> dict[str, Any]:
+        """Names the engines that get new requests; the others drain. Returns the state then."""
+        return await self._ask("PUT", "/control/serving", {"engines": list(engines)})
 
     async def knobs(self) -> dict[str, Any]:
         """The knobs: offers, and values in force."""

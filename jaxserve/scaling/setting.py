@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import qmc
 
+from jaxserve.checks import JsonObject
+from jaxserve.errors import InputError
 from jaxserve.scaling.history import Fleetwide, Reading
 from jaxserve.scaling.rule_form import RuleMemory, kept, parameters
 from jaxserve.scaling.rules import RULES
@@ -50,6 +54,54 @@ class RuleSetting:
     def serving(self, initial: int) -> int:
         """Replicas that serve at the start: ``initial``, or all of a static fleet."""
         return round(self.values[0]) if self.kind == STATIC else initial
+
+
+def rule_data(setting: RuleSetting, fleet: Fleetwide) -> dict[str, Any]:
+    """A rule, its numbers by name and the constants of its fleet; JSON-able."""
+    return {
+        "kind": setting.kind,
+        "values": named_values(setting.kind, setting.values),
+        "fleet": dataclasses.asdict(fleet),
+    }
+
+
+def named_values(kind: str, values: Sequence[float]) -> dict[str, float]:
+    """Numbers of a setting by name."""
+    return dict(zip(_names(kind), values, strict=True))
+
+
+def parse_rule(data: Any, where: str) -> tuple[RuleSetting, Fleetwide]:
+    """The rule and its fleet of ``rule_data``.
+
+    Args:
+      data: parsed JSON.
+      where: name of the file, for errors.
+
+    Raises:
+      InputError: says what is missing, unknown or out of range.
+    """
+    rule = JsonObject(data, where, ("kind", "values", "fleet"))
+    kind = rule.one_of("kind", KINDS)
+    values = rule.inside("values", _names(kind))
+    given = rule.inside("fleet", [field.name for field in dataclasses.fields(Fleetwide)])
+    fleet = Fleetwide(
+        window_s=given.positive("window_s"),
+        most=given.whole("most", 1),
+        least=given.whole("least", 1),
+        group=given.whole("group", 1),
+        requests_per_s=given.positive("requests_per_s"),
+        prefill_tokens_per_s=given.positive("prefill_tokens_per_s"),
+        kv_tokens=given.positive("kv_tokens"),
+        ttft_slo_s=given.positive("ttft_slo_s"),
+        tpot_slo_s=given.positive("tpot_slo_s"),
+    )
+    if fleet.least > fleet.most:
+        raise InputError(f"{where}: least is {fleet.least}, above most, {fleet.most}")
+    return RuleSetting(kind, tuple(values.number(name) for name in _names(kind))), fleet
+
+
+def _names(kind: str) -> tuple[str, ...]:
+    return ("replicas",) if kind == STATIC else tuple(parameters(RULES[kind]))
 
 
 def wanted_by(

@@ -250,7 +250,7 @@ def _score(spec: TaskSpec) -> str:
     rule = anchors.best_rule_setting
     if anchors.best_rule is not None and rule is not None:
         score = anchors_score(anchors, anchors.best_rule)
-        values = ", ".join(f"{value:g}" for value in rule["values"])
+        values = ", ".join(f"{name} {value:g}" for name, value in rule["values"].items())
         tuned = f"the best autoscaling rule, tuned on training seeds: `{rule['kind']}` ({values})"
         rows.insert(2, [f"{score:.2f}", tuned, f"{anchors.best_rule:.4f}"])
     action = {

@@ -61,6 +61,14 @@ def test_rollouts_divide_the_horizon() -> None:
         check_run(800, 0, 1, 16, 1e-3, 0.97, horizon=61)
 
 
+def test_days_are_shared() -> None:
+    """By groups that fit the number of environments; traffic without days by nobody."""
+    for environments, group in ((1024, 16), (24, 8), (15, 1)):
+        config = check_run(800, 0, 1, environments, 1e-3, 0.97, demand=True)
+        assert config.traffic_group == group
+    assert check_run(800, 0, 1, 1024, 1e-3, 0.97).traffic_group == 1
+
+
 def test_packaged_weights_are_of_a_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

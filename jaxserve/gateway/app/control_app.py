@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.engine_control.command import ENGINE_KNOBS, MAX_LEASE_S
 from jaxserve.errors import InputError
@@ -70,6 +71,7 @@ class ControlApp:
                 Route("/control/records", self._records),
                 Route("/control/state", self._state),
                 Route("/control/engines", self._engines),
+                Route("/control/serving", self._serving, methods=["PUT"]),
                 Route("/control/knobs", self._knobs, methods=["GET", "PUT", "DELETE"]),
                 Route("/control/hold", self._hold, methods=["PUT"]),
                 *more,
@@ -135,6 +137,23 @@ class ControlApp:
         """Metrics of every engine."""
         now_s = time.monotonic()
         return plain_json({"now_s": now_s, "engines": await self._engine_metrics.read()})
+
+    async def _serving(self, request: Request) -> Response:
+        """``{"engines": ["vllm-0"]}`` get new requests; the others drain: they end those that they
+        have."""
+        command = JsonObject(await command_of(request), "the command", ("engines",))
+        wanted = command.entries("engines")
+        replicas = {one.spec.name: one for pool in self._pools.values() for one in pool.replicas}
+        for name in wanted:
+            checks.one_of("engines", name, tuple(replicas))
+        for pool in self._pools.values():
+            if not any(one.spec.name in wanted for one in pool.replicas):
+                raise InputError(f"engines leaves pool {pool.name} without an engine that serves")
+        for name, one in replicas.items():
+            one.serving = name in wanted
+        for pool in self._pools.values():
+            pool.places_changed()
+        return plain_json(self._now())
 
     async def _knobs(self, request: Request) -> Response:
         """GET the state of all knobs, PUT values under a lease, DELETE the lease."""
@@ -215,6 +234,12 @@ def gauges(
         {one.spec.name: float(one.up) for one in replicas},
     )
     yield (
+        "engine_serving",
+        "1 while an engine gets new requests; 0 while it drains.",
+        "engine",
+        {one.spec.name: float(one.serving) for one in replicas},
+    )
+    yield (
         "waiting",
         "Requests in the queue of a pool.",
         "pool",
@@ -252,6 +277,7 @@ def _pool_state(pool: Pool) -> dict[str, Any]:
                 "cap": one.spec.cap,
                 "running": one.in_flight,
                 "up": one.up,
+                "serving": one.serving,
             }
             for one in pool.replicas
         ],

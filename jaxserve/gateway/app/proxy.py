@@ -185,7 +185,7 @@ class Proxy:
                 replica.unreachable()
                 pool.leave(replica)
                 _LOG.warning("engine %s cannot be reached: %s", spec.name, reason)
-                if record.attempts >= len(pool.replicas):
+                if record.attempts >= len(pool.serving):
                     raise unreachable(spec.name) from None
             except BaseException:
                 pool.leave(replica)

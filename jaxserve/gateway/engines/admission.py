@@ -38,6 +38,8 @@ class Replica:
     """end of the time in which other replicas are preferred, monotonic clock, s."""
     last_used: int = 0
     """number of its last request, which orders replicas of equal load."""
+    serving: bool = True
+    """whether the replica gets new requests; a draining one ends those that it has."""
 
     def unreachable(self) -> None:
         """Notes a failed connection: other replicas are preferred for a while (backoff)."""
@@ -94,6 +96,11 @@ class Pool:
         """Requests in the queue."""
         return len(self._waiting)
 
+    @property
+    def serving(self) -> list[Replica]:
+        """Replicas that get new requests."""
+        return [one for one in self.replicas if one.serving]
+
     def number(self) -> int:
         """Next number in the order of arrival, for ``enter``."""
         return next(self._numbers)
@@ -147,7 +154,7 @@ class Pool:
         heapq.heapify(self._heap)
 
     def places_changed(self) -> None:
-        """Admits waiting requests after a replica got more places."""
+        """Admits waiting requests after a replica got more places, or serves again."""
         self._admit()
 
     def retry_after_s(self) -> int:
@@ -157,17 +164,22 @@ class Pool:
         return min(max(1, math.ceil(waited_s)), _MAX_RETRY_AFTER_S)
 
     def in_order(self) -> list[Replica]:
-        """Replicas in the order of preference: reachable ones first, then by load."""
+        """Replicas in the order of preference: serving ones, reachable ones, then by load."""
         now_s = time.monotonic()
         return sorted(
             self.replicas,
-            key=lambda one: (one.avoided_until_s > now_s, one.in_flight, one.last_used),
+            key=lambda one: (
+                not one.serving,
+                one.avoided_until_s > now_s,
+                one.in_flight,
+                one.last_used,
+            ),
         )
 
     def _available(self) -> Replica | None:
-        """The least loaded replica with a place; an unreachable one only if all are."""
-        now_s = time.monotonic()
-        reachable = [one for one in self.replicas if one.avoided_until_s <= now_s] or self.replicas
+        """The least loaded serving replica with a place; an unreachable one only if all are."""
+        now_s, serving = time.monotonic(), self.serving
+        reachable = [one for one in serving if one.avoided_until_s <= now_s] or serving
         able = [one for one in reachable if one.has_place()]
         return min(able, key=lambda one: (one.in_flight, one.last_used), default=None)
 

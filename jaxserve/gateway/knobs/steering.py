@@ -55,6 +55,7 @@ class Steering:
         look_ahead: requests beyond a cap that wait inside an engine.
         hold: the operator's hold.
         """
+        self._pools = pools
         self._own = gateway_knobs(pools, look_ahead)
         self._engines = engines
         self._lock = asyncio.Lock()
@@ -159,18 +160,25 @@ class Steering:
             if offer.reason is not None and not offer.knobs:
                 _LOG.warning("engine %s offers no knobs: %s", name, offer.reason)
 
+    def _serving(self) -> list[EngineKnobs]:
+        """Engines that get new requests; one that drains may be off, and decides nothing."""
+        names = {one.spec.name for pool in self._pools.values() for one in pool.serving}
+        return [engine for engine in self._engines if engine.name in names]
+
     async def _offers(self) -> Mapping[str, EngineOffer]:
-        engines, asked_s = self._engines, time.monotonic()
+        engines, asked_s = self._serving(), time.monotonic()
         offers = await asyncio.gather(*(engine.offer() for engine in engines))
         found = {engine.name: offer for engine, offer in zip(engines, offers, strict=True)}
         self._seen = (asked_s, found)
         return found
 
     def _recent_offers(self) -> Mapping[str, EngineOffer] | None:
-        """The last offers, if they are recent and no engine offered nothing."""
+        """The last offers, if they are recent, of the engines that serve now, and no engine offered
+        nothing."""
         asked_s, offers = self._seen
         recent = time.monotonic() - asked_s < _RECENT_S
-        return offers if recent and all(offer.knobs for offer in offers.values()) else None
+        same = {engine.name for engine in self._serving()} == offers.keys()
+        return offers if recent and same and all(one.knobs for one in offers.values()) else None
 
     async def _command(
         self,
@@ -186,7 +194,11 @@ class Steering:
           offers after the command, by engine.
         """
         at_engines = {name for name, where in places.items() if where == "engine"}
-        engines = [one for one in self._engines if at_engines & set(offers[one.name].knobs)]
+        engines = [
+            one
+            for one in self._engines
+            if one.name in offers and at_engines & set(offers[one.name].knobs)
+        ]
         mine = {name: value for name, value in values.items() if name in at_engines}
         answers = await asyncio.gather(
             *(engine.put(mine, lease_s) for engine in engines), return_exceptions=True

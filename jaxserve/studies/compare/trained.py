@@ -105,6 +105,7 @@ def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -
         learning_rate=LEARNING_RATE,
         discount=task_discount(setup.env),
         horizon=int(setup.env.horizon),
+        demand=setup.spec.demand is not None,
     )
     planned = TrainingRun(directory, config, tuple(range(seeds)))
     if not planned.exists:

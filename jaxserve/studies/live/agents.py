@@ -145,6 +145,7 @@ def prepare(
             _LEARNING_RATE,
             task_discount(env),
             horizon=int(env.horizon),
+            demand=setup.spec.demand is not None,
         )
         total = config.updates * config.windows
 

@@ -1,0 +1,94 @@
+"""The command ``jaxserve scale``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxserve import checks
+from jaxserve.cli.arguments import File, Name, Number, needing
+from jaxserve.errors import InputError
+
+
+def scale_replicas(
+    rule: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    gateway: Annotated[str, tyro.conf.arg(metavar="URL")] = "http://127.0.0.1:9001",
+    start: Annotated[str | None, tyro.conf.arg(metavar="COMMAND")] = None,
+    first_port: int = 8000,
+    folder: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None,
+    kubernetes: Name = None,
+    drain_s: float = 120.0,
+    act: bool = False,
+    windows: Number = None,
+    log: File = None,
+) -> None:
+    """Scale the replicas behind a gateway by a rule of jaxserve autoscale.
+
+    The gateway names an engine for every place, running or not. Without --act the rule is asked
+    and nothing is started or stopped.
+
+    Args:
+        rule: The file rule.json of jaxserve autoscale.
+        gateway: Control address of the gateway.
+        start: Command of a replica on this machine, with {port} for its port, such as
+            "vllm serve MODEL --port {port}".
+        first_port: Port of the first replica; the others follow.
+        folder: Folder of the replicas' process ids and logs; by default jaxserve-scale beside the
+            rule.
+        kubernetes: NAMESPACE/NAME of a StatefulSet, in place of --start.
+        drain_s: Longest time that a replica which is to stop keeps its requests, in seconds.
+        act: Start and stop replicas.
+        windows: Windows after which to end; replicas stay as they are then.
+        log: File to which a line of JSON is appended for every window.
+    """
+    import asyncio
+    import json
+    from dataclasses import asdict
+
+    from jaxserve.cli.live import control_token
+    from jaxserve.datafiles import read_json
+    from jaxserve.scaling.setting import parse_rule
+
+    setting, fleet = parse_rule(read_json(rule, "--rule"), "--rule")
+    checks.number("--drain-s", drain_s, 0.0, 86_400.0)
+    checks.whole("--first-port", first_port, 1, 65_536 - fleet.most)
+    if (start is None) == (kubernetes is None):
+        raise InputError("one of --start and --kubernetes says where replicas run")
+    with needing("gateway", "scale"):
+        from jaxserve.live.gateway_client import GatewayClient, GatewayError
+        from jaxserve.live.replicas.actuator import Actuator
+        from jaxserve.live.replicas.local_processes import LocalProcesses
+        from jaxserve.live.replicas.scaler import Decision, Scaler
+    actuator: Actuator
+    if start is not None:
+        actuator = LocalProcesses(start, first_port, folder or rule.parent / "jaxserve-scale")
+    else:
+        namespace, slash, name = str(kubernetes).partition("/")
+        if not (namespace and slash and name):
+            checks.refuse("--kubernetes", kubernetes, "NAMESPACE/NAME of a StatefulSet")
+        with needing("kubernetes", "--kubernetes"):
+            from jaxserve.live.replicas.kubernetes_scale import KubernetesScale
+        actuator = KubernetesScale(namespace, name)
+
+    def say(decision: Decision) -> None:
+        print(decision.text(), flush=True)
+        if log is not None:
+            with open(log, "a", encoding="utf-8") as lines:
+                lines.write(json.dumps(asdict(decision)) + "\n")
+
+    async def run() -> None:
+        async with GatewayClient(gateway, control_token(gateway)) as client:
+            scaler = Scaler(setting, fleet, client, actuator, acts=act, drain_s=drain_s)
+            try:
+                await scaler.run(windows, say)
+            except GatewayError as error:
+                raise InputError(str(error)) from None
+
+    print(
+        f"{setting.kind}, {fleet.least} to {fleet.most} replicas, a look every "
+        f"{fleet.window_s:g} s{'' if act else '; --act would obey it'}",
+        flush=True,
+    )
+    asyncio.run(run())

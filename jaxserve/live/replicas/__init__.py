@@ -1,0 +1,1 @@
+"""Replicas of a running deployment: a rule's word, the gateway's routes, processes or pods."""
