@@ -143,6 +143,46 @@ def test_what_is_in_flight(engine: StubEngine, start: Start) -> None:
         client.leave()
 
 
+def test_draining_engines_get_no_new_requests(start: Start) -> None:
+    """What they have ends well; named again, they serve again; a pool keeps one that serves."""
+    with StubEngine() as first, StubEngine() as second:
+        gateway = start([first, second])
+        held = Leaver(gateway.port, {"stream": True, "stub": {"gated": True}})
+        wait_until(lambda: first.seen or second.seen)
+        busy, idle, name = (first, second, 0) if first.seen else (second, first, 1)
+
+        def serve_with(*places: int) -> Any:
+            names = [f"vllm-{place}" for place in places]
+            return gateway.control.put("/control/serving", json={"engines": names})
+
+        engines = serve_with(1 - name).json()["pools"]["default"]["engines"]
+        assert [one["serving"] for one in engines] == [name == 1, name == 0]
+        for _ in range(4):
+            gateway.post()
+        assert len(idle.seen) == 4 and len(busy.seen) == 1
+        busy.seen[0].allow(100)
+        assert gateway.records(5)[-1]["outcome"] == "completed"
+        held.leave()
+        serve_with(0, 1)
+        for _ in range(2):
+            gateway.post()
+        assert len(busy.seen) == 2
+        for body, message in (
+            ({"engines": []}, "it must be a list with at least one entry"),
+            ({"engines": ["vllm-9"]}, "engines is 'vllm-9'; it must be one of vllm-0, vllm-1"),
+            ({"engine": ["vllm-0"]}, "field 'engine' is unknown"),
+        ):
+            answer = gateway.control.put("/control/serving", json=body)
+            assert answer.status_code == 400 and message in answer.json()["error"]
+
+
+def test_a_pool_keeps_an_engine_that_serves(start: Start) -> None:
+    """Requests of a pool without one would wait for ever."""
+    engines = ["vllm=http://127.0.0.1:9,pool=a", "vllm=http://127.0.0.1:10,pool=b"]
+    answer = start(engines).control.put("/control/serving", json={"engines": ["vllm-0"]})
+    assert answer.json()["error"] == "engines leaves pool b without an engine that serves"
+
+
 def test_slices_of_a_window(gateway: RunningGateway) -> None:
     """Single measurements on demand, not without bound."""
     since = gateway.state()["now_s"]
