@@ -60,7 +60,7 @@ def scale_replicas(
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
         from jaxserve.live.replicas.actuator import Actuator
         from jaxserve.live.replicas.local_processes import LocalProcesses
-        from jaxserve.live.replicas.scaler import Decision, Scaler
+        from jaxserve.live.replicas.scaler import Scaler, ScalingWindow
     actuator: Actuator
     if start is not None:
         actuator = LocalProcesses(start, first_port, folder or rule.parent / "jaxserve-scale")
@@ -72,7 +72,7 @@ def scale_replicas(
             from jaxserve.live.replicas.kubernetes_scale import KubernetesScale
         actuator = KubernetesScale(namespace, name)
 
-    def say(decision: Decision) -> None:
+    def say(decision: ScalingWindow) -> None:
         print(decision.text(), flush=True)
         if log is not None:
             with open(log, "a", encoding="utf-8") as lines:

@@ -29,7 +29,7 @@ from jaxserve.scaling.setting import KINDS, RuleSetting, wanted_by
 
 
 @dataclass(frozen=True)
-class Decision:
+class ScalingWindow:
     """A window of the controller, a line of its log."""
 
     unix_s: float
@@ -94,7 +94,7 @@ class Scaler:
         self._since_s: float | None = None
         self._drains_since_s: dict[int, float] = {}
 
-    async def run(self, windows: int | None, say: Callable[[Decision], None]) -> None:
+    async def run(self, windows: int | None, say: Callable[[ScalingWindow], None]) -> None:
         """Decides at the end of every window, for so many windows or without an end.
 
         Raises:
@@ -111,7 +111,7 @@ class Scaler:
             say(await self.window())
             windows = None if windows is None else windows - 1
 
-    async def window(self) -> Decision:
+    async def window(self) -> ScalingWindow:
         """Ends a window: the rule is asked, and obeyed unless this is a shadow."""
         now_s = time.time()
         try:
@@ -119,9 +119,9 @@ class Scaler:
             found = await self._read(names)
         except (GatewayError, ActuatorError) as error:
             self._since_s = None  # a gateway that was started anew counts from another time
-            return Decision(now_s, error=str(error))
+            return ScalingWindow(now_s, error=str(error))
         if found is None:
-            return Decision(now_s, error="the first window of this gateway has just begun")
+            return ScalingWindow(now_s, error="the first window of this gateway has just begun")
         decision, reading, answers, running = found
         wanted = self._wanted(reading, decision.size or 0)
         decision = dataclasses.replace(decision, wanted=wanted)
@@ -135,7 +135,7 @@ class Scaler:
 
     async def _read(
         self, names: Sequence[str]
-    ) -> tuple[Decision, Reading, list[bool], list[int]] | None:
+    ) -> tuple[ScalingWindow, Reading, list[bool], list[int]] | None:
         """What the window told; None for the first one, which only begins the next."""
         since_s, unix_s = self._since_s, time.time()
         window = await self._gateway.window(since_s, 1)
@@ -152,7 +152,7 @@ class Scaler:
         reading = self._readings.read(
             window, [metrics[name] for name in serving], pool["waiting"], starting
         )
-        decision = Decision(
+        decision = ScalingWindow(
             unix_s,
             size=size,
             serving=len(serving),

@@ -21,7 +21,7 @@ import pytest
 from jaxserve.errors import InputError
 from jaxserve.live.gateway_client import GatewayError
 from jaxserve.live.replicas.actuator import ActuatorError
-from jaxserve.live.replicas.scaler import Decision, Scaler
+from jaxserve.live.replicas.scaler import Scaler, ScalingWindow
 from jaxserve.scaling.history import Fleetwide
 from jaxserve.scaling.setting import RuleSetting, rule_data
 from server.local import free_port
@@ -106,10 +106,10 @@ def scaler(gateway: FakeGateway, actuator: FakeActuator, replicas: int, **settin
     return Scaler(rule, FLEET, gateway, actuator, **chosen)  # pyright: ignore[reportArgumentType]
 
 
-def windows(controller: Scaler, count: int) -> list[Decision]:
+def windows(controller: Scaler, count: int) -> list[ScalingWindow]:
     """Decisions of so many windows, after the one that only begins."""
 
-    async def run() -> list[Decision]:
+    async def run() -> list[ScalingWindow]:
         await controller.window()
         return [await controller.window() for _ in range(count)]
 
