@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -14,6 +14,8 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.runtime.hosts import is_loopback
 from jaxserve.runtime.storage import state_folder
+
+RoutingName = Literal["least_loaded", "round_robin", "prefix_affinity"]
 
 TOKEN_VARIABLE = "JAXSERVE_GATEWAY_TOKEN"
 CONTROL_TOKEN_VARIABLE = "JAXSERVE_GATEWAY_CONTROL_TOKEN"
@@ -63,6 +65,9 @@ class GatewaySettings:
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CLASS:ttft=S,tpot=S")
     ] = ()
     """A class of requests with its objectives, such as chat:ttft=0.5,tpot=0.05; may be repeated."""
+    routing: RoutingName = "least_loaded"
+    """Engine of a pool that gets a request: the least loaded one, the next in turn, or the one that
+    has seen most of its prompt, weighed against its load."""
     look_ahead: int = 2
     """Requests beyond an engine's cap that wait inside the engine, to fill freed places at once."""
     queue: int = 1000

@@ -57,7 +57,7 @@ class Gateway:
         classes = RequestClasses(settings.slo)
         records = Records(settings.records_kept, settings.records)
         self.in_flight = InFlight()
-        self.pools = build_pools(specs, settings.queue, settings.look_ahead)
+        self.pools = build_pools(specs, settings.queue, settings.look_ahead, settings.routing)
         metrics = GatewayMetrics(self._gauges)
         windows = WindowSeries(classes, settings.window_kept_s)
         self.ledger = Ledger(gateway_id, classes, metrics, windows, records)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import aiohttp
 from starlette.types import Receive, Scope, Send
@@ -92,9 +92,10 @@ class Proxy:
         try:
             parsed = await self._read(exchange, scope["headers"], receive)
             priority = parsed.priority
+            prefix = self._pools[record.pool].routing.prefix(parsed.fields)
             exchange.accept(parsed, self._pools[record.pool].replicas[0].spec.policy)
             del parsed  # may be megabytes
-            await self._serve(exchange, priority, scope["headers"], receive)
+            await self._serve(exchange, priority, prefix, scope["headers"], receive)
         except asyncio.CancelledError:
             error = request.ended_by or stopping()
             _forget_cancellation()
@@ -143,7 +144,12 @@ class Proxy:
         return parsed
 
     async def _serve(
-        self, exchange: Exchange, priority: int, headers: RawHeaders, receive: Receive
+        self,
+        exchange: Exchange,
+        priority: int,
+        prefix: Sequence[bytes],
+        headers: RawHeaders,
+        receive: Receive,
     ) -> None:
         pool = self._pools[exchange.request.record.pool]
         watcher = asyncio.create_task(_end_on_disconnect(receive, exchange.request))
@@ -151,7 +157,7 @@ class Proxy:
             if not self._pause.is_open:
                 exchange.request.expect(pause_timeout, self._settings.total_s)
             async with self._pause.entered():
-                replica, answer = await self._open(exchange, pool, priority, headers)
+                replica, answer = await self._open(exchange, pool, priority, prefix, headers)
                 try:
                     await exchange.run(answer, replica.spec.name)
                 finally:
@@ -161,7 +167,12 @@ class Proxy:
             watcher.cancel()
 
     async def _open(
-        self, exchange: Exchange, pool: Pool, priority: int, headers: RawHeaders
+        self,
+        exchange: Exchange,
+        pool: Pool,
+        priority: int,
+        prefix: Sequence[bytes],
+        headers: RawHeaders,
     ) -> tuple[Replica, aiohttp.ClientResponse]:
         """A place at an engine, and its answer, whose headers have arrived; tries the next engine
         where no connection could be made."""
@@ -169,7 +180,7 @@ class Proxy:
         record, number = request.record, pool.number()
         while True:
             request.expect(queue_timeout, settings.queue_s)
-            replica = await pool.enter(priority, number, again=record.attempts > 0)
+            replica = await pool.enter(priority, number, prefix, again=record.attempts > 0)
             self._ledger.admitted(record)
             spec = replica.spec
             record.attempts += 1

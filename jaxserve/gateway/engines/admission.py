@@ -16,8 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jaxserve.gateway.engines.routing import Router, router
 from jaxserve.gateway.engines.specs import EngineSpec, pool_names
 from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.settings import RoutingName
 
 _MAX_BACKOFF_S = 8.0
 _MAX_RETRY_AFTER_S = 60
@@ -68,6 +70,7 @@ class _Waiter:
 
     priority: int
     since_s: float
+    prefix: Sequence[bytes]
     place: asyncio.Future[Replica]
 
 
@@ -83,6 +86,8 @@ class Pool:
     """requests that may wait."""
     default: bool = False
     """whether the pool serves requests that name none."""
+    routing: Router = field(default_factory=Router)
+    """chooses among the replicas with a place."""
     by_priority: bool = True
     """whether lower numbers of priority go first; otherwise only the order of arrival counts."""
     _heap: list[tuple[int, int]] = field(default_factory=list)
@@ -105,20 +110,23 @@ class Pool:
         """Next number in the order of arrival, for ``enter``."""
         return next(self._numbers)
 
-    async def enter(self, priority: int, number: int, *, again: bool = False) -> Replica:
+    async def enter(
+        self, priority: int, number: int, prefix: Sequence[bytes] = (), *, again: bool = False
+    ) -> Replica:
         """Waits for a place at a replica; ``leave`` frees the place.
 
         Args:
           priority: priority of the request; the lowest goes first, among equals the lowest number.
           number: place in the order of arrival.
+          prefix: what the routing made of the prompt.
           again: whether the request retries after a failed connection; a full queue then takes it.
 
         Raises:
           RequestError: the queue is full.
         """
         self._admit()
-        if not self._waiting and (replica := self._available()) is not None:
-            return self._take(replica)
+        if not self._waiting and (able := self._able()):
+            return self._take(able, prefix)
         if len(self._waiting) >= self.capacity and not again:
             raise RequestError(
                 429,
@@ -127,7 +135,7 @@ class Pool:
                 self.retry_after_s(),
             )
         place = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(priority, time.monotonic(), place)
+        waiter = _Waiter(priority, time.monotonic(), prefix, place)
         self._waiting[number] = waiter
         heapq.heappush(self._heap, (priority if self.by_priority else 0, number))
         self._admit()
@@ -176,25 +184,26 @@ class Pool:
             ),
         )
 
-    def _available(self) -> Replica | None:
-        """The least loaded serving replica with a place; an unreachable one only if all are."""
+    def _able(self) -> list[Replica]:
+        """Serving replicas with a place; unreachable ones only if all are."""
         now_s, serving = time.monotonic(), self.serving
         reachable = [one for one in serving if one.avoided_until_s <= now_s] or serving
-        able = [one for one in reachable if one.has_place()]
-        return min(able, key=lambda one: (one.in_flight, one.last_used), default=None)
+        return [one for one in reachable if one.has_place()]
 
-    def _take(self, replica: Replica) -> Replica:
+    def _take(self, able: Sequence[Replica], prefix: Sequence[bytes]) -> Replica:
+        replica = self.routing.choose(able, prefix)
+        self.routing.took(replica, prefix)
         replica.in_flight += 1
         replica.last_used = self.number()
         return replica
 
     def _admit(self) -> None:
         """Gives places to the first requests of the queue."""
-        while self._waiting and (replica := self._available()) is not None:
+        while self._waiting and (able := self._able()):
             _, number = heapq.heappop(self._heap)
             waiter = self._waiting.pop(number, None)
             if waiter is not None and not waiter.place.cancelled():
-                waiter.place.set_result(self._take(replica))
+                waiter.place.set_result(self._take(able, waiter.prefix))
 
     def _sweep(self) -> None:
         """Removes entries of cancelled requests before they outnumber the waiting ones."""
@@ -203,7 +212,12 @@ class Pool:
             heapq.heapify(self._heap)
 
 
-def build_pools(specs: Sequence[EngineSpec], capacity: int, look_ahead: int) -> Mapping[str, Pool]:
+def build_pools(
+    specs: Sequence[EngineSpec],
+    capacity: int,
+    look_ahead: int,
+    routing: RoutingName = "least_loaded",
+) -> Mapping[str, Pool]:
     """Builds the pools by name; the first one is the default."""
     return {
         name: Pool(
@@ -215,6 +229,7 @@ def build_pools(specs: Sequence[EngineSpec], capacity: int, look_ahead: int) -> 
             ],
             capacity,
             default=place == 0,
+            routing=router(routing),
         )
         for place, name in enumerate(pool_names(specs))
     }
