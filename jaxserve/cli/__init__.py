@@ -23,7 +23,6 @@ from jaxserve.cli.engines import calibrate_engine, record_trace, run_gateway, ru
 from jaxserve.cli.live import (
     make_live_task,
     operate_gateway,
-    run_live_study,
     send_traffic,
     show_live_log,
     throw_switch,
@@ -33,7 +32,13 @@ from jaxserve.cli.plan import plan_deployment
 from jaxserve.cli.rollouts import rollout_group
 from jaxserve.cli.scale import scale_replicas
 from jaxserve.cli.simulate import simulate_log
-from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_settings
+from jaxserve.cli.studies import (
+    check_fidelity,
+    list_tasks,
+    print_headroom,
+    run_live_study,
+    search_settings,
+)
 from jaxserve.cli.tables import list_formats, table_group
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.runtime.earlier_variables import without_effect

@@ -1,9 +1,10 @@
-"""Commands about tasks and simulators: list tasks, search settings, check fidelity."""
+"""Commands about tasks and simulators: list tasks, search settings, check fidelity, live study."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
 
@@ -13,9 +14,11 @@ from jaxserve.cli.arguments import (
     Directory,
     File,
     Name,
+    Number,
     OwnServer,
     check_outputs,
     import_plots,
+    needing,
     note_trace,
     own_setup,
 )
@@ -153,3 +156,82 @@ def _measured_headroom(task: str, own: OwnServer) -> Any:
     for table in headroom_tables(result):
         result_console().print(table.rich())
     return result
+
+
+def run_live_study(
+    directory: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    study: File = None,
+    server: Annotated[str, tyro.conf.arg(metavar="NAMES")] = "all",
+    vllm: Directory = None,
+    repeats: Number = None,
+    markdown: File = None,
+    json: File = None,
+) -> None:
+    """Compare agents on a real engine with the simulators' predictions.
+
+    For every server of the study the command starts the engine with a gateway in front, calibrates
+    it, searches its best static setting and trains PPO in the simulator. Then every agent operates
+    it under the same requests. Results in --directory are reused.
+
+    Args:
+        directory: Directory of tables, weights and all outcomes.
+        study: Study file instead of the packaged one.
+        server: Servers of the study, separated by commas, or all.
+        vllm: Environment of vLLM with the plug-in jaxserve-vllm; without it the mock engine stands
+            in for vLLM, and no --markdown is written.
+        repeats: Test episodes of every agent, instead of the study's number.
+        markdown: Page to write the findings to; sections of other servers stay.
+        json: File to write the figures of every episode to.
+    """
+    import dataclasses
+    from json import dumps
+
+    from jaxserve.show.outputs import write_output
+    from jaxserve.show.terminal import progress_bars, result_console
+
+    with needing("gateway", "live-study"):
+        from jaxserve.studies.live import pages, results
+        from jaxserve.studies.live.plan import load_study, study_path
+        from jaxserve.studies.live.run import run_server
+
+    check_outputs({"--markdown": markdown, "--json": json})
+    if vllm is None and markdown is not None:
+        raise InputError("--markdown is for results of a real engine; name its --vllm environment")
+    earlier = "" if markdown is None else _earlier(markdown)
+    if vllm is not None and not (vllm / "bin" / "vllm").is_file():
+        raise InputError(f"--vllm is {vllm}, where there is no bin/vllm")
+    planned = load_study(study or study_path())
+    if repeats is not None:
+        planned = dataclasses.replace(planned, repeats=checks.whole("--repeats", repeats, 1, 1000))
+    known = {each.name: each for each in planned.servers}
+    names = list(known) if server == "all" else server.split(",")
+    for name in names:
+        checks.one_of("--server", name, known)
+    found = []
+    for name in names:
+        folder = directory / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--directory is {directory}: {error.strerror}") from None
+        with progress_bars() as progress:
+            found.append(run_server(planned, known[name], folder, vllm, progress))
+        result_console().print(pages.server_table(found[-1]).rich())
+        for sentence in pages.sentences(found[-1]):
+            result_console().print(sentence, soft_wrap=True)
+    if markdown is not None:
+        command = pages.command_text(study, server, repeats)
+        write_output(markdown, pages.markdown(found, command, earlier).encode(), "--markdown")
+    if json is not None:
+        text = dumps(results.to_json(found), indent=1)
+        write_output(json, f"{text}\n".encode(), "--json")
+
+
+def _earlier(page: Path) -> str:
+    """The present text of a page; empty if there is no page."""
+    try:
+        return page.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--markdown is {page}, which cannot be read: {error}") from None
