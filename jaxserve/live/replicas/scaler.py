@@ -212,7 +212,7 @@ def _places(state: Mapping[str, Any], most: int) -> list[str]:
     names = [engine["name"] for engine in pools[0]["engines"]]
     if len(names) < most:
         raise InputError(
-            f"the rule may want {most} replicas, but the gateway has {len(names)} engines; name an "
-            "--engine for every place, running or not"
+            f"the rule may want {most} replicas, and the gateway has places for {len(names)}; name "
+            "an --engine for every place, running or not"
         )
     return names[:most]
