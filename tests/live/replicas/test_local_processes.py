@@ -55,9 +55,9 @@ def test_places_get_their_ports(folder: Path) -> None:
     assert asyncio.run(actuator.size()) == 0
     assert resize(actuator, 3) == 3
     first = pids(folder)
-    assert [psutil.Process(first[p]).cmdline() for p in range(3)] == [
-        ["sleep", str(FIRST + p)] for p in range(3)
-    ]
+    for place in range(3):
+        process, words = psutil.Process(first[place]), ["sleep", str(FIRST + place)]
+        wait_until(lambda process=process, words=words: process.cmdline() == words)
     assert resize(actuator, 3) == 3 and pids(folder) == first
 
 

@@ -189,7 +189,9 @@ def test_too_few_engines() -> None:
         acts=True,
         drain_s=1.0,
     )
-    with pytest.raises(InputError, match="the rule may want 4 replicas, and the gateway has places for 3"):
+    with pytest.raises(
+        InputError, match="the rule may want 4 replicas, and the gateway has places for 3"
+    ):
         asyncio.run(controller.run(1, print))
 
 
