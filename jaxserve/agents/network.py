@@ -2,7 +2,9 @@
 
 An action is a point of the knob grids, drawn knob by knob. Knobs whose change costs a restart keep
 their last value unless the network insists: their logits start with a bonus for it, without which
-a fresh policy would restart every window and never see a setting at work.
+a fresh policy would restart every window and never see a setting at work. Where replicas are scaled
+all knobs do: what a number of replicas is worth shows over minutes, which a batch cap drawn anew in
+every window would hide.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ AVERAGING_WINDOWS = (3.0, 12.0)
 """Time constants of the running means that the network sees beside the latest observation."""
 _VIEWS = 1 + len(AVERAGING_WINDOWS)
 _LAST_KNOBS = sum(len(KNOB_GRIDS[knob]) for knob in RESTART_KNOBS)
-_STICKY_KNOBS = tuple(KNOBS.index(knob) for knob in (*RESTART_KNOBS, "replicas"))
+_RESTARTED = tuple(KNOBS.index(knob) for knob in RESTART_KNOBS)
+_REPLICAS = KNOBS.index("replicas")
 
 
 def input_width(features: int) -> int:
@@ -101,7 +104,7 @@ class Network(nn.Module):
     width: int = 64
     recurrent: bool = False
     stickiness: float = 5.0
-    """bonus of the last value of a knob whose change costs a restart or a start-up, in nats."""
+    """bonus of the last value of a knob that is kept, in nats."""
 
     @nn.compact
     def __call__(
@@ -123,10 +126,11 @@ class Network(nn.Module):
         widths = [self.sizes[i] for i in knobs]
         joined = self._perceptron(inputs, sum(widths), 0.01)
         logits = jnp.split(joined, np.cumsum(widths)[:-1], axis=-1)
+        sticky = knobs if _REPLICAS in knobs else _RESTARTED
         return hidden, Outputs(
             tuple(
                 logit + self.stickiness * jax.nn.one_hot(last[..., i], logit.shape[-1])
-                if i in _STICKY_KNOBS
+                if i in sticky
                 else logit
                 for i, logit in zip(knobs, logits, strict=True)
             ),
