@@ -44,6 +44,8 @@ def demand_fidelity(directory: Path) -> list[FidelityRow]:
     Args:
       directory: directory of the measured data.
     """
+    if not (directory / "servegen").is_dir():
+        return []
     errors: dict[str, dict[str, float]] = {}
     for workload in WORKLOADS.values():
         clients = read_clients(directory / "servegen", workload)

@@ -20,18 +20,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::jaxserve.errors.InputWarning")
 KINDS = {"qwen3-next-80b-a3b": 2, "glm-5": 8, "gemma-4-31b": 1, "gemma-3-27b": 1}
 
 PLAIN = {
-    "codellama-34b": (23.472, 5406299.05),
-    "deepseek-v3": (51.0928393, 749232.047),
-    "gpt-oss-120b": (18.036, 26436634.9),
-    "llama-2-70b": (39.12, 3136009.83),
-    "llama-2-7b": (15.648, 2080716.14),
-    "llama-3.1-70b": (39.12, 3116758.63),
-    "llama-3.1-8b": (15.648, 8282616.58),
-    "mixtral-8x7b": (16.032, 8016304.58),
-    "qwen2.5-32b": (31.296, 4040884.29),
-    "qwen3-235b-a22b": (47.094, 2227336.37),
-    "qwen3-30b-a3b": (24.048, 5407403.05),
-    "qwen3-32b": (31.296, 4040910.29),
+    "codellama-34b": (23.712, 5406299.05),
+    "deepseek-v3": (52.6683793, 749232.047),
+    "gpt-oss-120b": (20.556, 26436634.9),
+    "llama-2-70b": (39.52, 3136009.83),
+    "llama-2-7b": (15.808, 2080716.14),
+    "llama-3.1-70b": (39.52, 3116758.63),
+    "llama-3.1-8b": (15.808, 8282616.58),
+    "mixtral-8x7b": (18.272, 8016304.58),
+    "qwen2.5-32b": (31.616, 4040884.29),
+    "qwen3-235b-a22b": (53.674, 2227336.37),
+    "qwen3-30b-a3b": (27.408, 5407403.05),
+    "qwen3-32b": (31.616, 4040910.29),
 }
 """Milliseconds of an iteration, and KV tokens of the pool, with the constants as last fitted."""
 

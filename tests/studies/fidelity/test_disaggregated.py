@@ -115,7 +115,8 @@ def test_requests_in_flight_are_rate_times_time() -> None:
         rate = row.concurrency / (steady_s + row.mean_output * times.tpot_s)
         assert rate <= loop.prefill_per_s * 1.001
         if bound == "prefill":
-            assert rate == pytest.approx(loop.prefill_per_s, rel=1e-3)
+            # The queue of a closed loop is finite, so that the load stays below 1.
+            assert rate == pytest.approx(loop.prefill_per_s, rel=1e-2)
         elif bound:
             assert rate * row.mean_output * times.tpot_s == pytest.approx(bound, rel=1e-3)
         else:
