@@ -20,7 +20,7 @@ SEARCH_HORIZON = 12
 _LIKE_ANOTHER = ("azure_code", "azure_conversation", "fleet_chat", "fleet_reasoning")
 
 
-def each_task(slow: tuple[str, ...] = ()) -> list[object]:
+def each_task(slow: tuple[str, ...] = (), deep: tuple[str, ...] = ()) -> list[object]:
     """Parameters of a test of every task.
 
     Tasks that differ from another one in numbers alone, but whose programs are compiled for them,
@@ -28,8 +28,10 @@ def each_task(slow: tuple[str, ...] = ()) -> list[object]:
 
     Args:
       slow: tasks that run with the slow tests.
+      deep: further tasks that run with the deep tests.
     """
-    marks = dict.fromkeys(slow, pytest.mark.slow) | dict.fromkeys(_LIKE_ANOTHER, pytest.mark.deep)
+    later = dict.fromkeys((*_LIKE_ANOTHER, *deep), pytest.mark.deep)
+    marks = dict.fromkeys(slow, pytest.mark.slow) | later
     return [
         pytest.param(name, marks=[marks[name]] if name in marks else []) for name in task_names()
     ]

@@ -84,7 +84,7 @@ def test_a_single_regime_is_not_searched_regime_by_regime(
     assert found.settings.shape == (REGIME_COUNT, 2, len(KNOBS))
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @programs_compute()
 def test_knowing_the_regime_pays() -> None:
     """On the medium task, whose regimes conflict, it gains on the best constant by far."""

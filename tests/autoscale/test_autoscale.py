@@ -49,7 +49,7 @@ def demand(tmp_path_factory: pytest.TempPathFactory) -> FleetDemand:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_both_simulators_agree_on_what_rules_do(demand: FleetDemand) -> None:
     """Through start-ups, drains and a scale-down under load: requests inside their objectives
     within 4 points, replicas rented within a tenth, and all requests end in both."""

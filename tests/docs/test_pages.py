@@ -24,8 +24,8 @@ ELSEWHERE = {
     "server.md": "tests/server/test_documents.py",
 }
 """Pages whose blocks other tests run, with the place."""
-TRAINING = ("agents.md",)
-"""Pages that train, which takes long; the demo of the README trains in CI."""
+LONG = ("agents.md", "plan.md", "quickstart.md")
+"""Pages that train and plan for minutes; the commands of the README do both in CI."""
 ONE_TASK = "tasks/bursty_workload.md"
 """The page of a task that stands for those of all, which differ in the name of the task alone."""
 EXTENDING = ("extend_agent.md", "extend_hardware.md", "extend_task.md")
@@ -44,7 +44,7 @@ MAX_LINES = 40
         pytest.param(
             name,
             marks=[pytest.mark.deep]
-            if name in TRAINING or (name.startswith("tasks/") and name != ONE_TASK)
+            if name in LONG or (name.startswith("tasks/") and name != ONE_TASK)
             else [],
         )
         for name in PAGES

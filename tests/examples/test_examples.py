@@ -67,7 +67,7 @@ def test_domain_randomisation(tmp_path: Path) -> None:
     assert printed.splitlines()[-1].startswith("all ")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_multi_device_training(tmp_path: Path) -> None:
     """The environments lie on two devices, half of them on each, and the policy gets better."""
     printed = run(tmp_path, "multi_device_training", JAX_NUM_CPU_DEVICES="2")

@@ -22,25 +22,25 @@ from server.local import LocalServer
 from tests.server.routes.episode_calls import post, random_actions
 from tests.sizes import each_task
 
-HORIZON = 200
 close = functools.partial(pytest.approx, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("task", each_task())
+@pytest.mark.parametrize("task", each_task(slow=("fleet_mixed",)))
 def test_an_episode_over_http_is_the_episode_in_process(http: httpx.Client, task: str) -> None:
     """Rewards and observations, the grade, and the vmapped program.
 
     The server steps sessions in batches, which is another program: close, not equal bit by bit.
     """
-    actions = random_actions(3, HORIZON)
     env = jaxserve.make(task)
+    horizon = int(env.horizon)
+    actions = random_actions(3, horizon)
     step = jax.jit(ServeEnv.step)
     state, first = env.reset(episode_key(7, "test"))
     begun = post(http, "/reset", task_id=task, seed=7, split="test")
     session_id = begun["session_id"]
     assert begun["observation"]["gpu_memory_used_gb"] == float(first.observation.gpu_memory_used_gb)
-    rewards, horizon = [], int(env.horizon)
-    for action in actions[:horizon]:
+    rewards = []
+    for action in actions:
         state, timestep = step(env, state, jaxserve.validate_action(action))
         answer = post(http, "/step", action=action, session_id=session_id)
         assert answer["reward"] == close(float(timestep.reward))
@@ -71,7 +71,9 @@ def test_an_episode_over_http_is_the_episode_in_process(http: httpx.Client, task
         assert graded.json()["verified"] is True
     over = http.post("/step", json={"action": {}, "session_id": session_id})
     assert over.status_code == 409
-    assert f"episode of session {session_id!r} is over after 200 windows" in over.json()["error"]
+    assert (
+        f"episode of session {session_id!r} is over after {horizon} windows" in over.json()["error"]
+    )
 
 
 def test_without_a_session_id_the_last_reset_is_meant(http: httpx.Client) -> None:

@@ -22,7 +22,7 @@ OWN = {"random", "default", "best_static", "heuristic", "planner", "regime_oracl
 ELSEWHERE = {"default", "best_static", "heuristic", "retuned_static", "ppo"}
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_run_is_taken_over_and_results_are_kept(
     tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
