@@ -26,7 +26,7 @@ Seeds = tuple[int, ...]
 """Seeds of a run, one for each policy that it trains."""
 
 _MAX_NUMBER = 10**12
-_SHARING = 16
+_SHARING = 4
 """Environments that play the same day of a demand."""
 _FEWEST_WINDOWS = 5
 """Windows of the shortest rollout: advantages of a shorter one see little of what follows."""

@@ -63,7 +63,7 @@ def test_rollouts_divide_the_horizon() -> None:
 
 def test_days_are_shared() -> None:
     """By groups that fit the number of environments; traffic without days by nobody."""
-    for environments, group in ((1024, 16), (24, 8), (15, 1)):
+    for environments, group in ((1024, 4), (18, 2), (15, 1)):
         config = check_run(800, 0, 1, environments, 1e-3, 0.97, demand=True)
         assert config.traffic_group == group
     assert check_run(800, 0, 1, 1024, 1e-3, 0.97).traffic_group == 1
