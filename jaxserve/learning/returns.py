@@ -22,8 +22,8 @@ def task_discount(env: ServeEnv) -> float:
     """Discount per window with which a change that costs a restart is worth it if it pays off.
 
     The price of a new tier or split is paid within seconds, and it pays back until the traffic
-    changes: a learner has to look ahead for the mean stay in a regime, at most an episode. Tasks
-    without such knobs are learnt best with ``QUEUE_DISCOUNT``, the least of all.
+    changes: a learner has to look ahead for the mean stay in a regime or, under the demand of days,
+    for the correlation time of its fastest drift; at most an episode. Tasks without such knobs are learnt best with ``QUEUE_DISCOUNT``, the least of all.
     """
     restarting = [KNOBS.index(knob) for knob in RESTART_KNOBS]
     if not np.asarray(env.knob_active)[restarting].any():
@@ -32,6 +32,8 @@ def task_discount(env: ServeEnv) -> float:
     if not regimes_alike(env):
         dwell_s = np.asarray(env.workload.regimes.dwell_s)
         ahead = min(ahead, float(dwell_s.mean()) / env.window_s)
+    if env.workload.demand is not None:
+        ahead = min(ahead, float(np.min(env.workload.demand.time_s)) / env.window_s)
     return max(1.0 - 1.0 / ahead, QUEUE_DISCOUNT)
 
 
