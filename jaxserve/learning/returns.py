@@ -23,7 +23,8 @@ def task_discount(env: ServeEnv) -> float:
 
     The price of a new tier or split is paid within seconds, and it pays back until the traffic
     changes: a learner has to look ahead for the mean stay in a regime or, under the demand of days,
-    for the correlation time of its fastest drift; at most an episode. Tasks without such knobs are learnt best with ``QUEUE_DISCOUNT``, the least of all.
+    for the correlation time of its fastest drift; at most an episode. Tasks without such knobs are
+    learnt best with ``QUEUE_DISCOUNT``, the least of all.
     """
     restarting = [KNOBS.index(knob) for knob in RESTART_KNOBS]
     if not np.asarray(env.knob_active)[restarting].any():
