@@ -180,7 +180,7 @@ def task_table(specs: Sequence[TaskSpec]) -> Table:
         alias = spec.difficulty if spec.alias is None else f"{spec.difficulty}, alias {spec.alias}"
         table.add_row(
             f"{spec.name}\n[dim]{alias}[/dim]",
-            f"{spec.deployment.num_gpus} x {spec.hardware}\n[dim]{spec.model}[/dim]",
+            f"{spec.deployment.gpus_text(spec.hardware)}\n[dim]{spec.model}[/dim]",
             f"{spec.description}\n[dim]{', '.join(spec.knobs)}[/dim]\n",
         )
     return table

@@ -70,7 +70,7 @@ def task_table() -> str:
             [
                 f"[`{name}`](tasks/{name}.md){alias}",
                 spec.difficulty,
-                f"{spec.deployment.num_gpus} x {spec.hardware}",
+                spec.deployment.gpus_text(spec.hardware),
                 f"{len(spec.knobs)}",
                 spec.description,
             ]

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jaxserve.gateway.engines.routing import Router, router
+from jaxserve.gateway.engines.routing import ROUTINGS, EngineRouting, LeastLoaded
 from jaxserve.gateway.engines.specs import EngineSpec, pool_names
 from jaxserve.gateway.http.errors import RequestError
 from jaxserve.gateway.settings import RoutingName
@@ -86,7 +86,7 @@ class Pool:
     """requests that may wait."""
     default: bool = False
     """whether the pool serves requests that name none."""
-    routing: Router = field(default_factory=Router)
+    routing: EngineRouting = field(default_factory=LeastLoaded)
     """chooses among the replicas with a place."""
     by_priority: bool = True
     """whether lower numbers of priority go first; otherwise only the order of arrival counts."""
@@ -192,7 +192,6 @@ class Pool:
 
     def _take(self, able: Sequence[Replica], prefix: Sequence[bytes]) -> Replica:
         replica = self.routing.choose(able, prefix)
-        self.routing.took(replica, prefix)
         replica.in_flight += 1
         replica.last_used = self.number()
         return replica
@@ -229,7 +228,7 @@ def build_pools(
             ],
             capacity,
             default=place == 0,
-            routing=router(routing),
+            routing=ROUTINGS[routing](),
         )
         for place, name in enumerate(pool_names(specs))
     }

@@ -1,4 +1,4 @@
-"""Routing: which of the engines that have a place gets a request.
+"""Routings: each chooses which of the engines that have a place gets a request.
 
 Prefix affinity is production-stack's: the share of the prompt that an engine has seen, less a part
 of its relative load. The gateway does not see an engine's cache; it remembers what it sent where,
@@ -8,8 +8,9 @@ in chunks of the prompt's JSON, each known by the hash of everything up to its e
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,45 +24,51 @@ LOAD_WEIGHT = 0.5
 """Weight of an engine's relative load against the share of the prompt that it has seen; also that
 of the reference simulator (``jaxserve.sim.reference.routing``)."""
 _CHUNK_BYTES = 256
-_MOST_CHUNKS = 1024
-"""Chunks of a prompt that are looked at: the first 256 KiB."""
+_MOST_BYTES = 1024 * _CHUNK_BYTES
+"""Length of a prompt's beginning that is looked at: 256 KiB."""
 _REMEMBERED = 100_000
 """Chunks that are remembered, the last used ones: 25 MiB of prompts."""
 _PROMPT = ("model", "tools", "system", "instructions", "messages", "input", "contents", "prompt")
 """Fields of the prompt in all dialects, in the order in which templates write them."""
 
 
-class Router:
-    """Orders engines by load and number of the last request."""
+class EngineRouting(ABC):
+    """Chooses the engine of a request."""
 
     def prefix(self, fields: Mapping[str, Any]) -> Sequence[bytes]:
-        """What ``choose`` needs of a request's body; the least loaded engine needs nothing."""
+        """The part of a request's body that ``choose`` needs: nothing, for most routings."""
         del fields
         return ()
 
+    @abstractmethod
     def choose(self, able: Sequence[Replica], prefix: Sequence[bytes]) -> Replica:
-        """One of the engines that have a place, at least one.
+        """The engine that gets the request, which a routing with a memory notes.
 
         Args:
-          able: engines.
+          able: engines that have a place, at least one.
           prefix: as ``prefix`` returned it.
         """
+
+
+class LeastLoaded(EngineRouting):
+    """Orders engines by load, among equals by the number of the last request."""
+
+    def choose(self, able: Sequence[Replica], prefix: Sequence[bytes]) -> Replica:
+        """See ``EngineRouting``."""
         del prefix
         return min(able, key=lambda one: (one.in_flight, one.last_used))
 
-    def took(self, replica: Replica, prefix: Sequence[bytes]) -> None:
-        """Notes that an engine gets a request."""
 
-
-class RoundRobin(Router):
+class RoundRobin(EngineRouting):
     """Gives engines requests in turn, whatever their load."""
 
     def choose(self, able: Sequence[Replica], prefix: Sequence[bytes]) -> Replica:
-        """See ``Router``."""
+        """See ``EngineRouting``."""
+        del prefix
         return min(able, key=lambda one: one.last_used)
 
 
-class PrefixAffinity(Router):
+class PrefixAffinity(EngineRouting):
     """Weighs what engines have seen of a prompt against their load."""
 
     def __init__(self) -> None:
@@ -71,27 +78,32 @@ class PrefixAffinity(Router):
 
     def prefix(self, fields: Mapping[str, Any]) -> Sequence[bytes]:
         """Hashes of the prompt's chunks, each of all text up to its end."""
-        text = b"".join(orjson.dumps(fields[name]) for name in _PROMPT if name in fields)
+        text = bytearray()
+        for name in _PROMPT:
+            if name in fields and len(text) < _MOST_BYTES:
+                text += orjson.dumps(fields[name])
         found, so_far = [], hashlib.blake2b(digest_size=12)
-        for start in range(0, min(len(text), _CHUNK_BYTES * _MOST_CHUNKS), _CHUNK_BYTES):
+        for start in range(0, min(len(text), _MOST_BYTES), _CHUNK_BYTES):
             so_far.update(text[start : start + _CHUNK_BYTES])
             found.append(so_far.digest())
         return found
 
     def choose(self, able: Sequence[Replica], prefix: Sequence[bytes]) -> Replica:
-        """See ``Router``."""
+        """See ``EngineRouting``."""
         most = max(one.in_flight for one in able) or 1
 
         def rank(one: Replica) -> tuple[float, int]:
             score = self._matched(one.spec.name, prefix) - LOAD_WEIGHT * one.in_flight / most
             return -score, one.last_used
 
-        return min(able, key=rank)
+        chosen = min(able, key=rank)
+        self._note(chosen.spec.name, prefix)
+        return chosen
 
-    def took(self, replica: Replica, prefix: Sequence[bytes]) -> None:
-        """See ``Router``."""
+    def _note(self, name: str, prefix: Sequence[bytes]) -> None:
+        """Notes that an engine has seen a prompt, and forgets the chunks used longest ago."""
         for chunk in prefix:
-            self._seen.setdefault(chunk, set()).add(replica.spec.name)
+            self._seen.setdefault(chunk, set()).add(name)
             self._seen.move_to_end(chunk)
         while len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
@@ -106,7 +118,9 @@ class PrefixAffinity(Router):
         return matched / max(len(prefix), 1)
 
 
-def router(name: RoutingName) -> Router:
-    """A router with nothing remembered."""
-    routers = {"round_robin": RoundRobin, "prefix_affinity": PrefixAffinity}
-    return routers.get(name, Router)()
+ROUTINGS: Mapping[RoutingName, Callable[[], EngineRouting]] = {
+    "least_loaded": LeastLoaded,
+    "round_robin": RoundRobin,
+    "prefix_affinity": PrefixAffinity,
+}
+"""Makes of every routing, with nothing remembered."""

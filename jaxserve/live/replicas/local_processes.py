@@ -44,7 +44,8 @@ class LocalProcesses:
         self._words: Sequence[str] = words
         self._first_port = first_port
         self._folder = folder
-        self._own: list[subprocess.Popen[bytes]] = []
+        self._own: dict[int, subprocess.Popen[bytes]] = {}
+        """children of this controller by place; those of an earlier one are nobody's children."""
         self._told_s: dict[int, float] = {}
         """time at which the process of a place was told to end, monotonic clock, s."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,21 +55,40 @@ class LocalProcesses:
         return max(self._running(), default=-1) + 1
 
     async def resize(self, count: int) -> None:
-        """See ``Actuator``."""
+        """See ``Actuator``; a process that ended by itself is started anew, and is an error too."""
         running = self._running()
+        ended = []
         for place in range(count):
             if place not in running:
+                ended.append(self._end_of(place))
                 self._start(place)
         for place, process in running.items():
             if place >= count:
                 self._stop(place, process)
             else:
                 self._told_s.pop(place, None)
+        if reasons := list(filter(None, ended)):
+            raise ActuatorError("; ".join(reasons))
+
+    def _end_of(self, place: int) -> str | None:
+        """How the process of an empty place ended, unless it was told to or is unknown."""
+        child, told_s = self._own.pop(place, None), self._told_s.pop(place, None)
+        if child is None or told_s is not None:
+            return None
+        code = child.returncode
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        return (
+            f"the process of place {place} ended with {how} and is started anew; its output is in "
+            f"{self._log(place)}"
+        )
+
+    def _log(self, place: int) -> Path:
+        return self._folder / f"place-{place}.log"
 
     def _running(self) -> dict[int, psutil.Process]:
         """Processes by place."""
-        # A child that has ended stays in the table of processes until it is asked.
-        self._own = [child for child in self._own if child.poll() is None]
+        for child in self._own.values():
+            child.poll()  # a child that has ended stays in the table of processes until it is asked
         found = {}
         for file in self._folder.glob("place-*.pid"):
             with contextlib.suppress(psutil.Error, ValueError, OSError):
@@ -85,7 +105,7 @@ class LocalProcesses:
         file = self._folder / f"place-{place}.pid"
         file.unlink(missing_ok=True)
         try:
-            with open(self._folder / f"place-{place}.log", "ab") as log:
+            with open(self._log(place), "ab") as log:
                 child = subprocess.Popen(
                     ["sh", "-c", _BEGIN, str(file), *argv],
                     stdin=subprocess.DEVNULL,
@@ -95,7 +115,7 @@ class LocalProcesses:
                 )
         except OSError as error:
             raise ActuatorError(f"place {place} cannot be started: {error}") from None
-        self._own.append(child)
+        self._own[place] = child
         while not file.exists() and child.poll() is None:
             time.sleep(0.002)
 

@@ -62,6 +62,34 @@ class ScalingWindow:
         )
 
 
+@dataclass(frozen=True)
+class _FleetState:
+    """The fleet at the end of a window; lists have one entry for every place."""
+
+    names: Sequence[str]
+    answers: Sequence[bool]
+    """whether the engine tells what it does."""
+    in_flight: Sequence[int]
+    """requests of the gateway at the engine."""
+    size: int
+    serving: int
+    reading: Reading
+    slo_attainment: float | None
+
+    def decision(self, unix_s: float, wanted: int) -> ScalingWindow:
+        """The window, in which the rule wants so many replicas."""
+        return ScalingWindow(
+            unix_s,
+            wanted=wanted,
+            size=self.size,
+            serving=self.serving,
+            arrivals_rps=float(self.reading.arrivals_rps),
+            running=float(self.reading.running),
+            waiting=float(self.reading.waiting),
+            slo_attainment=self.slo_attainment,
+        )
+
+
 class Scaler:
     """One rule over one gateway and one actuator."""
 
@@ -101,10 +129,9 @@ class Scaler:
           InputError: the gateway has fewer engines than the rule may want, or several pools.
           GatewayError: the gateway does not answer at the start.
         """
-        names = _places(await self._gateway.state(), self._fleet.most)
         loop = asyncio.get_running_loop()
         next_s = loop.time()
-        await self._read(names)
+        await self._read()
         while windows is None or windows > 0:
             next_s = max(next_s + self._fleet.window_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
@@ -115,53 +142,52 @@ class Scaler:
         """Ends a window: the rule is asked, and obeyed unless this is a shadow."""
         now_s = time.time()
         try:
-            names = _places(await self._gateway.state(), self._fleet.most)
-            found = await self._read(names)
+            state = await self._read()
         except (GatewayError, ActuatorError) as error:
             self._since_s = None  # a gateway that was started anew counts from another time
             return ScalingWindow(now_s, error=str(error))
-        if found is None:
+        if state is None:
             return ScalingWindow(now_s, error="the first window of this gateway has just begun")
-        decision, reading, answers, running = found
-        wanted = self._wanted(reading, decision.size or 0)
-        decision = dataclasses.replace(decision, wanted=wanted)
+        wanted = self._wanted(state.reading, state.size)
+        decision = state.decision(now_s, wanted)
         if not self._acts:
             return decision
         try:
-            await self._act(names, wanted, decision.size or 0, answers, running)
+            await self._act(state, wanted)
         except (GatewayError, ActuatorError) as error:
             return dataclasses.replace(decision, error=str(error))
         return dataclasses.replace(decision, acted=True)
 
-    async def _read(
-        self, names: Sequence[str]
-    ) -> tuple[ScalingWindow, Reading, list[bool], list[int]] | None:
-        """What the window told; None for the first one, which only begins the next."""
-        since_s, unix_s = self._since_s, time.time()
+    async def _read(self) -> _FleetState | None:
+        """State of the fleet; None in the first window, which only begins the next one."""
+        since_s = self._since_s
         window = await self._gateway.window(since_s, 1)
+        pool = _pool(window, self._fleet.most)
         self._since_s = window["until_s"]
         metrics, size = await self._gateway.engines(), await self._actuator.size()
-        answers = [_answers(metrics[name]) for name in names]
-        (pool,) = window["pools"].values()
-        state = {engine["name"]: engine for engine in pool["engines"]}
         if since_s is None:
             return None
-        serving = [name for name, up in zip(names, answers, strict=True) if up]
-        serving = [name for name in serving if state[name]["serving"]]
+        engines = pool["engines"][: self._fleet.most]
+        names = [engine["name"] for engine in engines]
+        answers = [_answers(metrics[name]) for name in names]
+        serving = [
+            engine["name"]
+            for engine, up in zip(engines, answers, strict=True)
+            if up and engine["serving"]
+        ]
         starting = sum(not up for up in answers[:size])
         reading = self._readings.read(
             window, [metrics[name] for name in serving], pool["waiting"], starting
         )
-        decision = ScalingWindow(
-            unix_s,
+        return _FleetState(
+            names=names,
+            answers=answers,
+            in_flight=[engine["running"] for engine in engines],
             size=size,
             serving=len(serving),
-            arrivals_rps=float(reading.arrivals_rps),
-            running=float(reading.running),
-            waiting=float(reading.waiting),
+            reading=reading,
             slo_attainment=window["slo_attainment"],
         )
-        return decision, reading, answers, [state[name]["running"] for name in names]
 
     def _wanted(self, reading: Reading, size: int) -> int:
         if self._memory is None:
@@ -169,25 +195,20 @@ class Scaler:
         wanted, self._memory = _ask(self._fleet, *self._rule, self._memory, reading)
         return round(float(wanted))
 
-    async def _act(
-        self,
-        names: Sequence[str],
-        wanted: int,
-        size: int,
-        answers: Sequence[bool],
-        running: Sequence[int],
-    ) -> None:
+    async def _act(self, state: _FleetState, wanted: int) -> None:
         """Tells the gateway which engines serve, and the actuator how many replicas stay."""
-        up = [place for place in range(len(names)) if answers[place]]
+        up = [place for place, answers in enumerate(state.answers) if answers]
         serving = [place for place in up if place < wanted] or up[:1]
         if serving:  # with no engine that answers, requests wait for the first one that does
-            await self._gateway.serve_with([names[place] for place in serving])
+            await self._gateway.serve_with([state.names[place] for place in serving])
         now_s = time.monotonic()
-        draining = [p for p in range(wanted, size) if p not in serving]
+        draining = [p for p in range(wanted, state.size) if p not in serving]
         since_s = {place: self._drains_since_s.get(place, now_s) for place in draining}
         self._drains_since_s = since_s
         kept = [
-            place for place in draining if running[place] and now_s - since_s[place] < self._drain_s
+            place
+            for place in draining
+            if state.in_flight[place] and now_s - since_s[place] < self._drain_s
         ]
         await self._actuator.resize(max([wanted, *(place + 1 for place in (*kept, *serving))]))
 
@@ -204,15 +225,15 @@ def _answers(metrics: Mapping[str, Any]) -> bool:
     return metrics.get("running") is not None and metrics.get("waiting") is not None
 
 
-def _places(state: Mapping[str, Any], most: int) -> list[str]:
-    """Names of the first engines, one for every replica that there may be."""
-    pools = list(state["pools"].values())
+def _pool(window: Mapping[str, Any], most: int) -> Mapping[str, Any]:
+    """The gateway's only pool, which has an engine for every replica that there may be."""
+    pools = list(window["pools"].values())
     if len(pools) != 1:
         raise InputError(f"the gateway has {len(pools)} pools; replicas of one are scaled")
-    names = [engine["name"] for engine in pools[0]["engines"]]
-    if len(names) < most:
+    count = len(pools[0]["engines"])
+    if count < most:
         raise InputError(
-            f"the rule may want {most} replicas, and the gateway has places for {len(names)}; name "
+            f"the rule may want {most} replicas, and the gateway has places for {count}; name "
             "an --engine for every place, running or not"
         )
-    return names[:most]
+    return pools[0]

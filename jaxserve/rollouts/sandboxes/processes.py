@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,7 @@ class CommandLine:
     """the whole environment."""
 
 
-class MachineSandbox:
+class MachineSandbox(ABC):
     """A sandbox whose commands are processes of this machine, in the session's own folder."""
 
     def __init__(self, outside: Path) -> None:
@@ -82,9 +83,9 @@ class MachineSandbox:
                 argv, Path("/"), client_variables(), lambda _: None, ProcessLimits(_REMOVAL_S)
             )
 
+    @abstractmethod
     def command_line(self, command: SandboxCommand) -> CommandLine:
         """The process of a command."""
-        raise NotImplementedError
 
     def removal(self) -> tuple[str, ...]:
         """The command that removes the sandbox; empty where the process group is all of it."""

@@ -159,6 +159,11 @@ class DeploymentSettings:
     def __post_init__(self) -> None:
         checks.whole("num_gpus", self.num_gpus, 1, MAX_GPUS)
 
+    def gpus_text(self, hardware: str) -> str:
+        """All GPUs of the deployment, such as ``16 x h100-sxm-80gb, TP 2``."""
+        groups = "" if self.tensor_parallel == 1 else f", TP {self.tensor_parallel}"
+        return f"{self.num_gpus * self.tensor_parallel} x {hardware}{groups}"
+
 
 def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) -> Deployment:
     """Resolves hardware, model and settings into the constants of the simulators.

@@ -32,8 +32,7 @@ from jaxserve.studies.fidelity.demand_fit import (
 from jaxserve.studies.fidelity.measurements import FidelityRow, shared_data
 
 BAR = 25.0
-"""Largest error of a statistic, per cent: days that were left out differ by as much among
-themselves."""
+"""Largest error of a statistic, per cent; stated before the first comparison."""
 _DRAWN_DAYS = 256
 _FITTED, _LEFT_OUT = slice(0, None, 2), slice(1, None, 2)
 
@@ -51,9 +50,10 @@ def demand_fidelity(directory: Path) -> list[FidelityRow]:
         clients = read_clients(directory / "servegen", workload)
         if clients.rate_rps.shape[1] == DAY_SLOTS:
             continue  # no day to leave out
-        fitted = fit_demand(clients.part(_FITTED))["streams"]
+        kept = clients.part(_FITTED)
+        fitted = fit_demand(kept)["streams"]
         left_out = clients.part(_LEFT_OUT)
-        for name, members in zip(STREAMS, clients.part(_FITTED).streams, strict=True):
+        for name, members in zip(STREAMS, kept.streams, strict=True):
             rates = left_out.rate_rps[members].sum(axis=0).reshape(-1, DAY_SLOTS)
             found, drawn = statistics(rates), statistics(drawn_levels(fitted[name]))
             for statistic, value in found.items():

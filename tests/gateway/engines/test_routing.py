@@ -1,4 +1,4 @@
-"""Who gets the next request: in turn, by load, or by what an engine has seen of the prompt."""
+"""Routings: engines in turn, by load, or by the share of the prompt that an engine has seen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.gateway.engines import routing
 from jaxserve.gateway.engines.admission import Replica
-from jaxserve.gateway.engines.routing import LOAD_WEIGHT, Router, router
+from jaxserve.gateway.engines.routing import LOAD_WEIGHT, ROUTINGS, EngineRouting
 from jaxserve.gateway.engines.specs import parse_engines
 from tests.gateway.conftest import Start
 from tests.gateway.stub_engine import StubEngine
@@ -23,11 +23,10 @@ def replicas(count: int) -> list[Replica]:
     return [Replica(spec, None) for spec in parse_engines(texts)]
 
 
-def send(chosen: Router, engines: list[Replica], fields: Any, number: int) -> int:
+def send(chosen: EngineRouting, engines: list[Replica], fields: Any, number: int) -> int:
     """The place of the engine that gets a request, which stays there."""
     prefix = chosen.prefix(fields)
     replica = chosen.choose(engines, prefix)
-    chosen.took(replica, prefix)
     replica.in_flight += 1
     replica.last_used = number
     return engines.index(replica)
@@ -42,13 +41,13 @@ def test_in_turn_whatever_the_load() -> None:
     """Every engine as often."""
     engines = replicas(3)
     engines[1].in_flight = 50
-    turns = [send(router("round_robin"), engines, {}, number) for number in range(1, 7)]
+    turns = [send(ROUTINGS["round_robin"](), engines, {}, number) for number in range(1, 7)]
     assert turns == [0, 1, 2, 0, 1, 2]
 
 
 def test_conversations_return_to_their_engine() -> None:
     """While loads are alike: each turn begins as the one before it."""
-    chosen, engines = router("prefix_affinity"), replicas(4)
+    chosen, engines = ROUTINGS["prefix_affinity"](), replicas(4)
     homes = {}
     for number, user in enumerate("abcd"):
         homes[user] = send(chosen, engines, chat(user + LONG), number + 1)
@@ -62,7 +61,7 @@ def test_conversations_return_to_their_engine() -> None:
 
 def test_load_outweighs_what_is_known() -> None:
     """A full match is worth a load that is LOAD_WEIGHT of the greatest; two thirds are not."""
-    chosen, engines = router("prefix_affinity"), replicas(2)
+    chosen, engines = ROUTINGS["prefix_affinity"](), replicas(2)
     home = send(chosen, engines, chat(LONG), 1)
     other = engines[1 - home]
     engines[home].in_flight, other.in_flight = 100, 0
@@ -74,16 +73,16 @@ def test_load_outweighs_what_is_known() -> None:
 
 def test_a_common_beginning_counts_only_from_the_start() -> None:
     """The same words after other ones are another prefix."""
-    chosen = router("prefix_affinity")
+    chosen = ROUTINGS["prefix_affinity"]()
     first, second = chosen.prefix(chat(LONG)), chosen.prefix(chat("other", LONG))
     assert len(first) > 5 and not set(first[1:]) & set(second[1:])
     assert chosen.prefix(chat(LONG, "more"))[: len(first) - 1] == first[:-1]
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was used last stays."""
+    """The chunks that were used last stay."""
     monkeypatch.setattr(routing, "_REMEMBERED", 20)
-    chosen, engines = router("prefix_affinity"), replicas(1)
+    chosen, engines = ROUTINGS["prefix_affinity"](), replicas(1)
     for number in range(50):
         send(chosen, engines, chat(f"{number}" + LONG), number)
     assert isinstance(chosen, routing.PrefixAffinity) and len(chosen._seen) == 20
@@ -94,7 +93,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fields", [{}, {"messages": None}, {"prompt": [1, 2, 3]}, {"input": ""}])
 def test_prompts_of_any_kind(fields: Any) -> None:
     """A prompt without text matches nothing, and is served."""
-    assert send(router("prefix_affinity"), replicas(2), fields, 1) == 0
+    assert send(ROUTINGS["prefix_affinity"](), replicas(2), fields, 1) == 0
 
 
 def test_through_a_gateway(start: Start) -> None:

@@ -112,7 +112,7 @@ def test_a_cluster_that_is_gone(cluster: type[Cluster]) -> None:
 
 
 def test_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said before anything begins."""
+    """The error comes before anything begins."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nothing"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(InputError, match="--kubernetes finds no cluster"):

@@ -13,6 +13,7 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.live.replicas import local_processes
+from jaxserve.live.replicas.actuator import ActuatorError
 from jaxserve.live.replicas.local_processes import LocalProcesses
 from tests.patience import wait_until
 
@@ -81,15 +82,33 @@ def test_another_controller_goes_on(folder: Path) -> None:
 
 
 def test_a_killed_replica_is_started_anew(folder: Path) -> None:
-    """In its own place."""
+    """In its own place, with the reason."""
     actuator = controller(folder)
     resize(actuator, 2)
     first = pids(folder)
     os.kill(first[0], signal.SIGKILL)
     wait_until(lambda: 0 not in pids(folder))
+    with pytest.raises(ActuatorError, match="place 0 ended with signal 9 and is started anew; its"):
+        asyncio.run(actuator.resize(2))
     assert resize(actuator, 2) == 2
     after = pids(folder)
     assert after[0] != first[0] and after[1] == first[1]
+
+
+def test_a_command_that_ends_at_once_is_told(folder: Path) -> None:
+    """Its code and the file of its output, each time; a place that was told to end is no error."""
+    actuator = controller(folder, "sh -c 'echo no such model; exit 3' {port}")
+    asyncio.run(actuator.resize(1))
+    for _ in range(2):
+        wait_until(lambda: asyncio.run(actuator.size()) == 0)
+        with pytest.raises(ActuatorError, match="ended with exit code 3 .* in .*place-0.log"):
+            asyncio.run(actuator.resize(1))
+    assert "no such model" in (folder / "place-0.log").read_text()
+    sleeping = controller(folder)
+    assert resize(sleeping, 2) == 2
+    asyncio.run(sleeping.resize(1))
+    wait_until(lambda: asyncio.run(sleeping.size()) == 1)
+    assert resize(sleeping, 2) == 2
 
 
 def test_a_number_that_another_process_has_now(folder: Path) -> None:

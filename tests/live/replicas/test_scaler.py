@@ -1,4 +1,4 @@
-"""The controller of replicas: whom it lets serve, what it keeps, and real processes under it."""
+"""The controller of replicas: which engines serve, which processes stay, and real processes."""
 
 from __future__ import annotations
 
@@ -52,14 +52,10 @@ class FakeGateway:
         ]
         return {"default": {"waiting": 0, "engines": engines}}
 
-    async def state(self) -> dict[str, Any]:
-        """Pools."""
-        if self.fails:
-            raise GatewayError(self.fails)
-        return {"pools": self._pools()}
-
     async def window(self, since_s: float | None, slices: int) -> dict[str, Any]:
         """A second without requests."""
+        if self.fails:
+            raise GatewayError(self.fails)
         self.now_s += 1.0
         return {
             "since_s": self.now_s - 1.0, "until_s": self.now_s, "classes": {}, "arrivals": 0,
@@ -117,7 +113,7 @@ def windows(controller: Scaler, count: int) -> list[ScalingWindow]:
 
 
 def test_fewer_replicas_drain_before_they_stop() -> None:
-    """Whoever has requests keeps the process until they have ended."""
+    """A replica with requests keeps its process until the requests have ended."""
     gateway, actuator = FakeGateway(), FakeActuator(3)
     gateway.running = [2, 0, 1]
     controller = scaler(gateway, actuator, 1)

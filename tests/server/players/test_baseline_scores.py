@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import InputError
+from jaxserve.tasks.spec import task_names
 from server.background import Abandoned, BackgroundExecutor
 from server.players import baseline_scores
 from server.players.agents import Agents
@@ -27,7 +28,7 @@ def notes() -> Notes:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Budgets with which a model was asked; each run spends 60 tokens of it on six tasks."""
+    """Budgets with which a model was asked; each run spends 10 tokens of it on every task."""
     budgets: list[int] = []
 
     def agent(tokens: int) -> Any:
@@ -49,8 +50,10 @@ def test_a_model_is_asked_once_for_each_seed_within_its_budget(
     notes: Notes, asked: list[int]
 ) -> None:
     """Results outlive the server; what is spent is counted over its restarts."""
+    run = 10 * len(task_names())
+    enough = run + 40
 
-    def baselines(tokens: int = 100) -> Baselines:
+    def baselines(tokens: int = enough) -> Baselines:
         return Baselines(Agents(), BackgroundExecutor(), notes, ModelBudget(notes, tokens))
 
     async def play() -> None:
@@ -65,10 +68,10 @@ def test_a_model_is_asked_once_for_each_seed_within_its_budget(
         assert one["baseline"] == {"bursty_workload": found["baseline"]["bursty_workload"]}
         assert one["scores"] == one["summary"]["scores"] == {"bursty_workload": 0.5}
         assert one | {key: found[key] for key in ("baseline", "scores", "summary")} == found
-        assert asked == [100]
+        assert asked == [enough]
         await baselines().language_model(2)
-        assert asked == [100, 40]
-        with pytest.raises(SpendingLimit, match="may spend 100 tokens"):
+        assert asked == [enough, 40]
+        with pytest.raises(SpendingLimit, match=f"may spend {enough} tokens"):
             await baselines().language_model(3)
         with pytest.raises(SpendingLimit, match="may spend 0 tokens"):
             await baselines(0).language_model(3)
