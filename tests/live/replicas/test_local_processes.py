@@ -101,7 +101,7 @@ def test_a_command_that_ends_at_once_is_told(folder: Path) -> None:
     asyncio.run(actuator.resize(1))
     for _ in range(2):
         wait_until(lambda: asyncio.run(actuator.size()) == 0)
-        with pytest.raises(ActuatorError, match="ended with exit code 3 .* in .*place-0.log"):
+        with pytest.raises(ActuatorError, match="ended with exit code 3"):
             asyncio.run(actuator.resize(1))
     assert "no such model" in (folder / "place-0.log").read_text()
     sleeping = controller(folder)
