@@ -296,7 +296,7 @@ def _target(outcome: FaultCounts) -> type[BaseHTTPRequestHandler]:
 
 
 def report(outcome: FaultCounts) -> str:
-    """What came of it, as Markdown."""
+    """The results, as Markdown."""
     twice = sum(count > 1 for count in outcome.ends.values())
     pushes = f"{len(outcome.pushed)} tasks, {outcome.pushed.total()} times"
     rows = [

@@ -220,7 +220,7 @@ class _Witness:
 
 @dataclass
 class _Acknowledged:
-    """What players were told, and what the log says afterwards."""
+    """The answers that players got, and the log afterwards."""
 
     rewards: dict[str, list[float]] = field(default_factory=dict)
     """by session."""
@@ -357,7 +357,7 @@ def _rebuild(folder: Path) -> FaultTrial:
 
 
 def rebuilt_seen(seconds: float, p99_ms: float, alone_ms: float) -> str:
-    """What the row of a restart says: how long it took, and what another player felt of it."""
+    """The row of a restart: how long the restart took, and what another player felt of it."""
     late, slow = missed(seconds > _AIM_REBUILT_S), missed(p99_ms > _AIM_BESIDE_MS)
     return (
         f"all rebuilt {seconds:.1f} s after they were asked for (aim {_AIM_REBUILT_S:g} s{late}); "

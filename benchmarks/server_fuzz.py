@@ -163,12 +163,12 @@ _UNFINISHED = (
     _UPGRADE + b"\r\n",
     _UPGRADE + b"\r\n" + b"\x01\x81" + _MASK + b"{",
 )
-"""What a client sends that is then gone, without waiting for an answer."""
+"""Requests of a client that is then gone, without waiting for an answer."""
 
 
 @dataclass(frozen=True)
 class Fuzz:
-    """What became of what was sent."""
+    """Fates of the requests."""
 
     tried: int
     failed: int
@@ -182,7 +182,7 @@ class Fuzz:
 
     @property
     def survived(self) -> int:
-        """What was answered as it should be."""
+        """Requests that were answered as they should be."""
         return self.tried - self.failed - self.unanswered - self.told
 
 
@@ -218,8 +218,8 @@ def fuzz_http(url: str, requests: int, dice: random.Random, private: Sequence[st
 
 
 def fuzz_schema(url: str, cases: int, dice: random.Random, private: Sequence[str] = ()) -> Fuzz:
-    """What schemathesis makes of the server's OpenAPI schema, for each of its operations; what is
-    seen names the route and the reason of every answer of status 5xx."""
+    """Requests that schemathesis makes of the server's OpenAPI schema, for each of its operations;
+    the result names the route and the reason of every answer of status 5xx."""
     statuses: Counter[int] = Counter()
     failures: Counter[str] = Counter()
     told = 0

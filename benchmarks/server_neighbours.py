@@ -1,4 +1,4 @@
-"""What one client may do to another, and requests that contradict themselves, for
+"""Harm that one client may do to another, and requests that contradict themselves, for
 ``benchmarks.server_faults``."""
 
 from __future__ import annotations

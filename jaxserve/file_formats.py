@@ -199,7 +199,7 @@ def refusal(row: Mapping[str, Any], gives: str) -> str:
 
 
 def described() -> str:
-    """What every format gives and cannot tell, and how it looks: a paragraph for each."""
+    """A paragraph for each format: how it looks, what it gives, and what it cannot tell."""
     return "\n\n".join(
         f"{each.name}: {each.written_by}\n"
         + "".join(f"  {what}: {GIVES[what]}\n" for what in each.gives)

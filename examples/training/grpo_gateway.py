@@ -67,7 +67,7 @@ def play(given: argparse.Namespace, key: str, seed: int) -> float:
 
 
 def recorded(given: argparse.Namespace, control: httpx.Client, seed: int) -> TokenTrace:
-    """What an agent said in a session of its own, with its reward. TRL takes one trace of each."""
+    """Turns of an agent in a session of its own, with their reward. TRL takes one trace of each."""
     session = control.post("/sessions", json={}).json()
     reward = play(given, session["key"], seed)
     control.post(f"/sessions/{session['id']}/close")

@@ -348,7 +348,7 @@ def throw_switch(
 
 
 def control_token(gateway: str) -> str | None:
-    """What a gateway's control door asks for."""
+    """The token that a gateway asks for on its control routes; None if there is none here."""
     from jaxserve.gateway.http.token_files import CONTROL
 
     return CONTROL.token(gateway)

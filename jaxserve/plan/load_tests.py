@@ -260,7 +260,7 @@ def read_measured_table(path: Path, options: Sequence[EngineOption]) -> Measured
 
 
 def _engine_of(option: EngineOption) -> tuple[str, int, str, str, bool]:
-    """What tells one engine of a model from another."""
+    """Fields that tell one engine of a model from another."""
     return (
         option.gpu,
         option.tensor_parallel,

@@ -243,7 +243,7 @@ def _usd_per_million(found: Interval) -> tuple[str, str, str]:
 
 
 def _short(value: float, digits: int) -> str:
-    """So many significant digits, but without an exponent."""
+    """A number with so many significant digits, but without an exponent."""
     large = abs(value) >= 10.0**digits - 0.5
     return f"{value:.0f}" if large else f"{value:#.{digits}g}".removesuffix(".")
 

@@ -1,1 +1,1 @@
-"""What the generated parts of the documentation are made from: one module per kind of page."""
+"""Sources of the generated parts of the documentation: one module per kind of page."""

@@ -25,7 +25,7 @@ def test_a_new_command_is_read_once(tmp_path: Path) -> None:
 
 
 def test_what_was_there_at_the_start_is_not_read(tmp_path: Path) -> None:
-    """It may be of another day."""
+    """The file may be of another day."""
     path = tmp_path / "command.json"
     path.write_text('{"lease_s": 5, "knobs": {"batch_cap": 8}}')
     assert CommandFile(path).poll() is None

@@ -49,13 +49,13 @@ class NewEngines(Engines):
 
 
 def knob(most: float) -> OfferedKnob:
-    """One that stands at its most at first."""
+    """A knob that stands at its most at first."""
     values: list[float | None] = [most]
     return OfferedKnob(1, most, values.append, lambda: values[-1])
 
 
 def ask(core: Any, method: str, path: str, **kwargs: Any) -> httpx.Response:
-    """One request to a server with the plug-in, from this machine."""
+    """A request to a server with the plug-in, from this machine."""
 
     async def go() -> httpx.Response:
         app, plugin = FastAPI(), ControlEndpoint()
@@ -87,7 +87,7 @@ def test_what_one_engine_refuses_no_other_obeys(kind: type[Engines]) -> None:
     """All or none: the others keep the values and the lease that they had."""
 
     class Two(kind):
-        """One allows a larger cap than the other."""
+        """Engines of which one allows a larger cap than the other."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -108,7 +108,7 @@ def test_what_one_engine_refuses_no_other_obeys(kind: type[Engines]) -> None:
 
 
 def test_one_engine_is_asked_once() -> None:
-    """It refuses whole commands by itself."""
+    """A single engine refuses whole commands by itself."""
     core = Engines()
     core.core_engines = (b"0",)
     assert ask(core, "PUT", "control", json={"lease_s": 5}).status_code == 200
@@ -125,7 +125,7 @@ def test_one_engine_is_asked_once() -> None:
     ],
 )
 def test_questions(method: str, path: str, question: dict[str, Any]) -> None:
-    """What each route asks the engines."""
+    """Each route asks the engines its own question."""
     core = Engines()
     assert ask(core, method, path).status_code == 200
     assert [asked for _, asked in core.asked] == [question, question]

@@ -216,7 +216,7 @@ def test_static_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_command_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken before the next step; one out of range changes nothing."""
+    """The command is taken before the next step; one out of range changes nothing."""
     path = tmp_path / "command.json"
     monkeypatch.setenv("JAXSERVE_CONTROL_FILE", str(path))
     engine = Engine()

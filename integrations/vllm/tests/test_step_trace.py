@@ -61,7 +61,7 @@ def test_what_vllm_does_between_two_steps_is_part_of_the_second() -> None:
 
 
 def test_steps_without_work_are_left_out() -> None:
-    """Such as those that only free what has finished."""
+    """Steps without work only free finished requests."""
     trace = StepTrace(log := StepLog())
     empty = decode(5)
     empty.total_num_scheduled_tokens = 0

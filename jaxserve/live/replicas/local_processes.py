@@ -24,7 +24,7 @@ controller is killed in between."""
 
 
 class LocalProcesses:
-    """One process for each place, with a file of its id and a log of its output."""
+    """A process for each place, with a file of its id and a log of its output."""
 
     def __init__(self, command: str, first_port: int, folder: Path) -> None:
         """Args:

@@ -37,7 +37,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """What an operator knows of a fleet; see ``Fleet``. Times in seconds."""
+    """Settings of a fleet as an operator knows them; see ``Fleet``. Times in seconds."""
 
     start_s: tuple[float, float] = (60.0, 135.0)
     """shortest and longest time from the request for a replica until it serves."""

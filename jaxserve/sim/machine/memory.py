@@ -130,7 +130,7 @@ def _kv_groups(model: LargeModel) -> _KvGroups:
 
 
 def sequence_kv(model: LlmModel, tensor_parallel: int = 1) -> SequenceKv | None:
-    """What each sequence keeps beside its tokens on one GPU; None for layers of one kind.
+    """State of each sequence beside its tokens on one GPU; None for layers of one kind.
 
     A state takes one block of its group. All blocks are equally large, so those of attention have
     the tokens, in steps of ``BLOCK_TOKENS``, that make them as large as a state (vLLM's

@@ -1,4 +1,4 @@
-"""What Hugging Face's configuration classes assume of fields that a config.json leaves out.
+"""Values that Hugging Face's configuration classes assume where a config.json leaves a field out.
 
 A config.json may hold only what differs from its class's defaults, above all in the part for text
 of a model that sees or hears. The defaults stand in ``data/model_classes.json``, which

@@ -152,7 +152,7 @@ class Trace:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What ``summary`` says, for JSON: rows that were read and left out, by the reason."""
+        """Content of ``summary`` for JSON: rows that were read and left out, by the reason."""
         whole, duration_s = self.whole, self.duration_s
         left_out = {"failed": self.skipped} | dict(whole.left_out if whole else {})
         return {
