@@ -150,8 +150,7 @@ class TrainOptions:
 def train_agent(training: TrainOptions) -> None:
     """Train a PPO controller and write its weights."""
     from jaxserve.learning.distributed import is_first, join_processes, together
-    from jaxserve.learning.returns import task_discount
-    from jaxserve.learning.run_options import check_run
+    from jaxserve.learning.run_options import config_for
     from jaxserve.learning.training import Interrupted, train
     from jaxserve.show.report import training_table
     from jaxserve.show.terminal import result_console, training_bar
@@ -159,16 +158,15 @@ def train_agent(training: TrainOptions) -> None:
     join_processes(training.coordinator, training.processes, training.process)
     with together():
         setup = own_setup(training.task, training.own)
-        config = check_run(
+        config = config_for(
+            setup.env,
             training.steps,
             training.seed,
             training.seeds,
             training.environments,
             training.learning_rate,
-            task_discount(setup.env) if training.discount is None else training.discount,
+            training.discount,
             training.recurrent,
-            int(setup.env.horizon),
-            setup.spec.demand is not None,
         )
     if is_first():
         note_trace(training.own.trace, setup.trace, setup.env)

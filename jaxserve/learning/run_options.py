@@ -16,8 +16,10 @@ from jaxserve import checks
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.trained_on import facts
 from jaxserve.datafiles import data_dir
+from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.learning.returns import task_discount
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.own_deployment import OwnDeployment
 from jaxserve.tasks.spec import TaskSpec
@@ -30,6 +32,38 @@ _SHARING = 4
 """Environments that play the same day of a demand."""
 _FEWEST_WINDOWS = 5
 """Windows of the shortest rollout: advantages of a shorter one see little of what follows."""
+
+
+def config_for(
+    env: ServeEnv,
+    steps: int,
+    seed: int,
+    seeds: int,
+    environments: int,
+    learning_rate: float,
+    discount: float | None = None,
+    recurrent: bool = False,
+) -> PPOConfig:
+    """The configuration of a run on a task, see ``check_run``.
+
+    Args:
+      env: the task.
+      discount: per window; default is that of the task, see ``task_discount``.
+
+    Raises:
+      InputError: as ``check_run``.
+    """
+    return check_run(
+        steps,
+        seed,
+        seeds,
+        environments,
+        learning_rate,
+        task_discount(env) if discount is None else discount,
+        recurrent,
+        int(env.horizon),
+        env.workload.demand is not None,
+    )
 
 
 def check_run(
@@ -173,13 +207,7 @@ def command(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> str | None:
         "discount": config.discount,
     }
     try:
-        asked = check_run(
-            steps,
-            **numbers,
-            recurrent=config.recurrent,
-            horizon=int(setup.env.horizon),
-            demand=setup.spec.demand is not None,
-        )
+        asked = config_for(setup.env, steps, **numbers, recurrent=config.recurrent)
     except InputError:
         return None
     in_a_row = seeds == tuple(range(seeds[0], seeds[0] + count))

@@ -18,14 +18,13 @@ from jaxserve.agents.weights import load_weights
 from jaxserve.errors import InputError
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.ppo_config import PPOConfig
-from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_directory import (
     check_description,
     has_run,
     read_description,
     read_metrics,
 )
-from jaxserve.learning.run_options import Seeds, check_run, described
+from jaxserve.learning.run_options import Seeds, config_for, described
 from jaxserve.learning.training import TrainingStatus, restored, split_seeds, train
 
 STEPS = 5_000_000
@@ -97,16 +96,8 @@ def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -
     Raises:
       InputError: a number is out of range, or the existing run has another task or other numbers.
     """
-    config = check_run(
-        steps=STEPS if steps is None else steps,
-        seed=0,
-        seeds=seeds,
-        environments=ENVIRONMENTS,
-        learning_rate=LEARNING_RATE,
-        discount=task_discount(setup.env),
-        horizon=int(setup.env.horizon),
-        demand=setup.spec.demand is not None,
-    )
+    steps_each = STEPS if steps is None else steps
+    config = config_for(setup.env, steps_each, 0, seeds, ENVIRONMENTS, LEARNING_RATE)
     planned = TrainingRun(directory, config, tuple(range(seeds)))
     if not planned.exists:
         return planned

@@ -51,7 +51,7 @@ _NOISE = 0.1  # relative error of a row from which on it counts less than square
 
 
 class Apart(NamedTuple):
-    """Times that an engine takes beyond its shipped constants where prompts have GPUs of their own."""
+    """Times of an engine beyond its shipped constants where prompts have GPUs of their own."""
 
     handoff_s: float = 0.2
     """seconds between the engines of a request: router, transfer set-up, front end."""

@@ -26,8 +26,7 @@ from jaxserve.agents.weights import load_weights
 from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at
-from jaxserve.learning.returns import task_discount
-from jaxserve.learning.run_options import check_run
+from jaxserve.learning.run_options import config_for
 from jaxserve.learning.training import train
 from jaxserve.live.calibration.calibrate import Deployed, calibrate, report_sentences
 from jaxserve.live.engine_client import Target
@@ -137,16 +136,7 @@ def prepare(
     static = _best_static(setup, folder / "best_static.json", progress)
     weights = folder / "ppo"
     if not (weights / "weights.json").is_file():
-        config = check_run(
-            study.train_windows,
-            0,
-            1,
-            _ENVIRONMENTS,
-            _LEARNING_RATE,
-            task_discount(env),
-            horizon=int(env.horizon),
-            demand=setup.spec.demand is not None,
-        )
+        config = config_for(env, study.train_windows, 0, 1, _ENVIRONMENTS, _LEARNING_RATE)
         total = config.updates * config.windows
 
         def watch(status: Any) -> None:
