@@ -4,7 +4,7 @@ An action is a point of the knob grids, drawn knob by knob. Knobs whose change c
 their last value unless the network insists: their logits start with a bonus for it, without which
 a fresh policy would restart every window and never see a setting at work. Where replicas are scaled
 all knobs do: what a number of replicas is worth shows over minutes, which a batch cap drawn anew in
-every window would hide.
+every window would hide. With a tuned rule the replicas keep their distance from the rule's number.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.agents.rule_advice import Advice, TunedRule
 from jaxserve.arrays.threefry import uniform
 from jaxserve.env import FEATURE_NAMES, ServeEnv
 from jaxserve.grids import KNOB_GRIDS, action_at, grid_sizes, nearest_indices
@@ -31,9 +32,14 @@ _RESTARTED = tuple(KNOBS.index(knob) for knob in RESTART_KNOBS)
 _REPLICAS = KNOBS.index("replicas")
 
 
-def input_width(features: int) -> int:
-    """Length of the network's input for observations of so many features."""
-    return _VIEWS * features + _LAST_KNOBS
+def input_width(features: int, advised: int = 0) -> int:
+    """Length of the network's input.
+
+    Args:
+      features: features of an observation.
+      advised: numbers of replicas to choose from, where a rule gives advice.
+    """
+    return _VIEWS * features + _LAST_KNOBS + 2 * advised
 
 
 @jax.tree_util.register_dataclass
@@ -80,9 +86,14 @@ class NetworkMemory:
     """float32[len(AVERAGING_WINDOWS), D], running means of the normalised features."""
     last: jax.Array
     """int32[7], grid indices of the last action."""
+    kept: jax.Array
+    """int32[7], grid indices of the action that keeps everything: the last one, with replicas as
+    far from the rule's number as in the window before."""
     hidden: jax.Array
     """float32[H], state of the recurrent cell; without one an unused number, because checkpoints
     take no empty arrays."""
+    advice: Advice | None = None
+    """the rule's; None without one."""
 
 
 class Outputs(NamedTuple):
@@ -104,18 +115,20 @@ class Network(nn.Module):
     width: int = 64
     recurrent: bool = False
     stickiness: float = 5.0
-    """bonus of the last value of a knob that is kept, in nats."""
+    """bonus of the value that keeps a knob, in nats."""
+    rule: TunedRule | None = None
+    """rule whose number of replicas the policy starts from."""
 
     @nn.compact
     def __call__(
-        self, hidden: jax.Array, inputs: jax.Array, last: jax.Array
+        self, hidden: jax.Array, inputs: jax.Array, kept: jax.Array
     ) -> tuple[jax.Array, Outputs]:
         """Applies the network to a window.
 
         Args:
           hidden: float32[..., H], state of the recurrent cell.
           inputs: float32[..., I], of ``input_width``.
-          last: int32[..., 7], grid indices of the last action.
+          kept: int32[..., 7], grid indices of the action that keeps everything.
         """
         if self.recurrent:
             cell = nn.GRUCell(self.width, recurrent_kernel_init=_orthogonal(1.0))
@@ -129,7 +142,7 @@ class Network(nn.Module):
         sticky = knobs if _REPLICAS in knobs else _RESTARTED
         return hidden, Outputs(
             tuple(
-                logit + self.stickiness * jax.nn.one_hot(last[..., i], logit.shape[-1])
+                logit + self.stickiness * jax.nn.one_hot(kept[..., i], logit.shape[-1])
                 if i in sticky
                 else logit
                 for i, logit in zip(knobs, logits, strict=True)
@@ -145,17 +158,21 @@ class Network(nn.Module):
     @nn.nowrap
     def initial_params(self, key: jax.Array) -> Any:
         """Fresh parameters; ``key`` is consumed."""
-        last = jnp.zeros(len(self.sizes), jnp.int32)
-        inputs = jnp.zeros(input_width(len(self.features)))
-        return self.init(key, self._initial_hidden(), inputs, last)["params"]
+        kept = jnp.zeros(len(self.sizes), jnp.int32)
+        advised = self.sizes[_REPLICAS] if self.rule else 0
+        inputs = jnp.zeros(input_width(len(self.features), advised))
+        return self.init(key, self._initial_hidden(), inputs, kept)["params"]
 
     @nn.nowrap
     def initial_memory(self, env: ServeEnv) -> NetworkMemory:
         """Memory at the start of an episode."""
+        last = nearest_indices(env.locked)
         return NetworkMemory(
             averages=jnp.zeros((len(AVERAGING_WINDOWS), len(self.features))),
-            last=nearest_indices(env.locked),
+            last=last,
+            kept=last,
             hidden=self._initial_hidden(),
+            advice=self.rule.first(env) if self.rule else None,
         )
 
     @nn.nowrap
@@ -182,35 +199,40 @@ def _orthogonal(scale: float) -> nn.initializers.Initializer:
     return initialise
 
 
-def network_for(env: ServeEnv, **fields: int | float | bool) -> Network:
+def network_for(env: ServeEnv, **fields: Any) -> Network:
     """The network whose heads fit a task; ``fields`` as in ``Network``."""
     sizes = tuple(int(size) for size in grid_sizes(env))
-    return Network(sizes=sizes, features=env.feature_names, **fields)  # type: ignore
+    return Network(sizes=sizes, features=env.feature_names, **fields)
 
 
 def forward(
     network: Network, params: Any, memory: NetworkMemory, inputs: jax.Array
 ) -> tuple[NetworkMemory, Outputs]:
     """Forward pass on inputs float32[..., I]: the memory after it, and the outputs."""
-    applied: Any = network.apply({"params": params}, memory.hidden, inputs, memory.last)
+    applied: Any = network.apply({"params": params}, memory.hidden, inputs, memory.kept)
     hidden, outputs = applied
     return dataclasses.replace(memory, hidden=hidden), outputs
 
 
 def encode_observation(
-    env: ServeEnv, normaliser: Normaliser, memory: NetworkMemory, observation: ServeObservation
+    network: Network,
+    env: ServeEnv,
+    normaliser: Normaliser,
+    memory: NetworkMemory,
+    observation: ServeObservation,
 ) -> tuple[NetworkMemory, jax.Array, jax.Array]:
     """Encodes an observation as the network's input.
 
     Args:
+      network: its rule, if it has one, is asked.
       env: its scales turn the observation into features.
       normaliser: running mean and variance of the features.
       memory: memory before the observation.
       observation: scalars of the latest window.
 
     Returns:
-      the memory with the observation in its running means, the network's input float32[I], and
-      the features before normalisation, float32[D].
+      the memory with the observation in its running means and the rule's advice, the network's
+      input float32[I], and the features before normalisation, float32[D].
     """
     features = env.observe(observation)
     seen = normaliser(features)
@@ -220,8 +242,35 @@ def encode_observation(
         jax.nn.one_hot(memory.last[KNOBS.index(knob)], len(KNOB_GRIDS[knob]))
         for knob in RESTART_KNOBS
     ]
+    kept, advice = memory.last, memory.advice
+    if network.rule is not None and advice is not None:
+        before, advice = advice, network.rule.next(env, advice, observation)
+        kept, advised = _moved(network.sizes[_REPLICAS], memory.last, before, advice)
+        running += [advised, jax.nn.one_hot(kept[_REPLICAS], len(advised))]
     inputs = jnp.concatenate([seen, averages.ravel(), *running])
-    return dataclasses.replace(memory, averages=averages), inputs, features
+    memory = dataclasses.replace(memory, averages=averages, kept=kept, advice=advice)
+    return memory, inputs, features
+
+
+def _moved(
+    size: int, last: jax.Array, before: Advice, advice: Advice
+) -> tuple[jax.Array, jax.Array]:
+    """The action that keeps everything, int32[7], and the advice one-hot, float32[size].
+
+    Args:
+      size: numbers of replicas to choose from, the first one for all of them.
+      last: int32[7], grid indices of the last action.
+      before: the rule's advice for the last action.
+      advice: its advice for the next one.
+    """
+    numbers = jnp.asarray(KNOB_GRIDS["replicas"][:size])
+    taken = jnp.where(last[_REPLICAS] == 0, numbers[-1], numbers[last[_REPLICAS]])
+
+    def place(replicas: jax.Array) -> jax.Array:
+        return 1 + jnp.argmin(jnp.abs(numbers[1:] - replicas)).astype(jnp.int32)
+
+    kept = last.at[_REPLICAS].set(place(advice.wanted + taken - before.wanted))
+    return kept, jax.nn.one_hot(place(advice.wanted), size)
 
 
 def log_probability(outputs: Outputs, sizes: tuple[int, ...], indices: jax.Array) -> jax.Array:
@@ -252,22 +301,22 @@ def sample_action(outputs: Outputs, sizes: tuple[int, ...], key: jax.Array) -> j
 
 
 def sticky_action(
-    outputs: Outputs, sizes: tuple[int, ...], last: jax.Array, nats: float
+    outputs: Outputs, sizes: tuple[int, ...], kept: jax.Array, nats: float
 ) -> jax.Array:
-    """The last value of every knob, or the most likely one where that is likelier by ``nats``.
+    """The value that keeps every knob, or the most likely one where that is likelier by ``nats``.
 
     Args:
       outputs: logits of the knobs.
       sizes: grid points of each knob.
-      last: int32[..., 7], grid indices of the last action.
-      nats: bonus of the last value.
+      kept: int32[..., 7], grid indices of the action that keeps everything.
+      nats: bonus of its values.
 
     Returns:
       int32[..., 7], grid indices; 0 for locked knobs.
     """
     knobs = [i for i, size in enumerate(sizes) if size > 1]
     held = [
-        values + nats * jax.nn.one_hot(last[..., i], values.shape[-1])
+        values + nats * jax.nn.one_hot(kept[..., i], values.shape[-1])
         for i, values in zip(knobs, outputs.logits, strict=True)
     ]
     return _highest(outputs._replace(logits=tuple(held)), sizes)
@@ -307,11 +356,12 @@ class NetworkPolicy:
     ) -> tuple[ServeAction, NetworkMemory]:
         """Knobs of the next window: the last values or clearly likelier ones if ``greedy``, else a
         draw from the policy."""
-        memory, inputs, _ = encode_observation(env, self.normaliser, memory, observation)
-        memory, outputs = forward(self.network, self.params, memory, inputs)
-        sizes = self.network.sizes
+        network = self.network
+        memory, inputs, _ = encode_observation(network, env, self.normaliser, memory, observation)
+        memory, outputs = forward(network, self.params, memory, inputs)
+        sizes = network.sizes
         if self.greedy:
-            indices = sticky_action(outputs, sizes, memory.last, self.hold_nats)
+            indices = sticky_action(outputs, sizes, memory.kept, self.hold_nats)
         else:
             indices = sample_action(outputs, sizes, key)
         return action_at(indices), dataclasses.replace(memory, last=indices)

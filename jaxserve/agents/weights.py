@@ -14,6 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxserve.agents.network import Network, NetworkPolicy, Normaliser, network_for
+from jaxserve.agents.rule_advice import TunedRule
 from jaxserve.checks import JsonObject, refuse
 from jaxserve.datafiles import UNREADABLE_ARCHIVE, read_json, write_atomic
 from jaxserve.env import ServeEnv
@@ -44,6 +45,7 @@ def save_weights(
         "recurrent": policy.network.recurrent,
         "knobs": _knobs(policy.network),
         "features": list(policy.network.features),
+        **({"rule": dict(policy.network.rule.data)} if policy.network.rule else {}),
         "provenance": dict(provenance),
     }
     write_atomic(directory / f"{_FILE}.npz", packed.getvalue())
@@ -69,7 +71,9 @@ def load_weights(directory: Path, env: ServeEnv, task: str) -> NetworkPolicy:
     if about.get("features") != list(env.feature_names):
         raise InputError(f"{where}: features are not those of {task} in this version; train again")
     width = about.whole("width", 1, 4096)
-    network = network_for(env, width=width, recurrent=about.flag("recurrent"))
+    rule = about.get("rule")
+    rule = None if rule is None else TunedRule.parse(rule, f"{where}: rule")
+    network = network_for(env, width=width, recurrent=about.flag("recurrent"), rule=rule)
     knobs = about.inside("knobs")
     if knobs != _knobs(network):
         raise InputError(

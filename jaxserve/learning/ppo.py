@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ from jaxserve.agents.network import (
     network_for,
     sample_action,
 )
+from jaxserve.agents.rule_advice import TunedRule
 from jaxserve.arrays.threefry import fold_in, uniform
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
@@ -97,12 +99,12 @@ class _Trajectory:
 
     inputs: jax.Array
     """float32[T, N, I], inputs of the network."""
-    last: jax.Array
-    """int32[T, N, 6], grid indices of the action before."""
+    kept: jax.Array
+    """int32[T, N, 7], grid indices of the action that keeps everything."""
     features: jax.Array
     """float32[T, N, D], features before normalisation."""
     indices: jax.Array
-    """int32[T, N, 6], grid indices of the action."""
+    """int32[T, N, 7], grid indices of the action."""
     log_probability: jax.Array
     """float32[T, N], of the action under the policy that played."""
     value: jax.Array
@@ -124,13 +126,20 @@ class Learner:
     """devices over which the environments are spread."""
 
     @classmethod
-    def create(cls, env: ServeEnv, config: PPOConfig, mesh: Mesh | None = None) -> Learner:
+    def create(
+        cls,
+        env: ServeEnv,
+        config: PPOConfig,
+        mesh: Mesh | None = None,
+        rule: TunedRule | None = None,
+    ) -> Learner:
         """A learner whose sizes divide each other.
 
         Args:
           env: a task, or stacked tasks with one environment each.
           config: hyper-parameters.
           mesh: default is all devices of all processes.
+          rule: rule whose number of replicas the policy starts from, for a fleet.
 
         Raises:
           InputError: a size that does not divide another.
@@ -147,7 +156,7 @@ class Learner:
             if part < 1 or size % part:
                 raise InputError(f"{name} is {part}; it must divide {whole}: {size}")
         first = env if np.ndim(env.horizon) == 0 else jax.tree.map(lambda leaf: leaf[0], env)
-        network = network_for(first, width=config.width, recurrent=config.recurrent)
+        network = network_for(first, width=config.width, recurrent=config.recurrent, rule=rule)
         return cls(env, config, network, horizon, mesh)
 
     def init(self, key: jax.Array) -> TrainState:
@@ -228,7 +237,7 @@ class Learner:
           the state after them, their trajectory, and float32[N], the value of what follows.
         """
         env, network, config = self.env, self.network, self.config
-        encode = jax.vmap(encode_observation, (self._env_axis, None, 0, 0))
+        encode = jax.vmap(partial(encode_observation, network), (self._env_axis, None, 0, 0))
         step_env = self._on_each(lambda env, *args: env.step(*args), 2)
 
         def window(carry, index):
@@ -239,7 +248,7 @@ class Learner:
             env_states, timestep = step_env(env, env_states, action_at(indices))
             played = _Trajectory(
                 inputs=inputs,
-                last=memory.last,
+                kept=memory.kept,
                 features=features,
                 indices=indices,
                 log_probability=log_probability(outputs, network.sizes, indices),
@@ -348,7 +357,7 @@ class Learner:
         config, network = self.config, self.network
 
         def window(hidden: jax.Array, played: _Trajectory) -> tuple[jax.Array, Outputs]:
-            memory = NetworkMemory(averages=played.features, last=played.last, hidden=hidden)
+            memory = NetworkMemory(played.features, played.kept, played.kept, hidden)
             memory, outputs = forward(network, params, memory, played.inputs)
             return memory.hidden, outputs
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from jaxserve import checks
+from jaxserve.agents.rule_advice import TunedRule
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.trained_on import facts
 from jaxserve.datafiles import data_dir
@@ -142,7 +143,9 @@ def check_place(directory: Path) -> None:
 
 def describe(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> dict[str, Any]:
     """Description of a run, ready for JSON: everything that its results depend on but the code."""
-    return {**setup.inputs, "seeds": list(seeds), "config": dataclasses.asdict(config)}
+    rule = TunedRule.of_task(setup)
+    advised = {} if rule is None else {"rule": dict(rule.data)}
+    return {**setup.inputs, "seeds": list(seeds), "config": dataclasses.asdict(config), **advised}
 
 
 def described(description: Mapping[str, Any], where: str) -> tuple[PPOConfig, Seeds]:

@@ -203,7 +203,7 @@ def test_a_fresh_policy_keeps_tier_and_split(recurrent: bool) -> None:
     memory = network.initial_memory(env)
     _, timestep = reset(env, episode_key(0))
     memory, inputs, features = encode_observation(
-        env, Normaliser.create(), memory, timestep.observation
+        network, env, Normaliser.create(), memory, timestep.observation
     )
     assert inputs.shape == (input_width(len(FEATURE_NAMES)),) and features.shape == (
         len(FEATURE_NAMES),

@@ -1,0 +1,76 @@
+"""Advice of a tuned autoscaling rule, from which a learned policy of a fleet starts.
+
+The policy keeps the rule's number of replicas, or its own last distance from that number, unless
+its network insists on another. So a policy that has learned nothing is the rule, and training only
+looks for what the rule misses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.agents.scaling import ScalingPolicy
+from jaxserve.agents.task_setup import TaskSetup
+from jaxserve.env import ServeEnv
+from jaxserve.scaling.history import Fleetwide
+from jaxserve.scaling.rule_form import RuleMemory
+from jaxserve.scaling.setting import RuleSetting, parse_rule, rule_data
+from jaxserve.types import ServeObservation
+
+
+class TunedRule(NamedTuple):
+    """A rule with its numbers, and the constants of its fleet; hashable."""
+
+    setting: RuleSetting
+    fleet: Fleetwide
+
+    @classmethod
+    def of_task(cls, setup: TaskSetup) -> TunedRule | None:
+        """The best rule of a task's anchors; None without a fleet or without anchors."""
+        setting = None if setup.anchors is None else setup.anchors.best_rule_setting
+        if setting is None:
+            return None
+        return cls.parse({name: setting[name] for name in setting if name != "knobs"}, "anchors")
+
+    @classmethod
+    def parse(cls, data: Any, where: str) -> TunedRule:
+        """The rule of ``data``; raises InputError as ``parse_rule``."""
+        return cls(*parse_rule(data, where))
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """The rule for JSON, as ``parse`` reads it."""
+        return rule_data(self.setting, self.fleet)
+
+    def first(self, env: ServeEnv) -> Advice:
+        """Advice before the first window: all replicas serve."""
+        policy = self._policy(env)
+        return Advice(policy.init(env), env.deployment.num_gpus.astype(jnp.int32))
+
+    def next(self, env: ServeEnv, advice: Advice, observation: ServeObservation) -> Advice:
+        """Advice for the next window.
+
+        Args:
+          observation: scalars of the window that has ended.
+        """
+        policy = self._policy(env)
+        action, memory = policy.act(env, advice.memory, observation, jax.random.key(0))
+        return Advice(memory, jnp.asarray(action.replicas, jnp.int32))
+
+    def _policy(self, env: ServeEnv) -> ScalingPolicy:
+        return ScalingPolicy.of(self.setting, env.locked, self.fleet)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Advice:
+    """The rule's memory, and its answer."""
+
+    memory: RuleMemory
+    wanted: jax.Array
+    """int32, replicas."""
