@@ -72,7 +72,7 @@ def test_commands_run(tmp_path: Path) -> None:
     (tmp_path / "my_load_test.csv").write_text(files["load_test.csv"], encoding="utf-8")
     rows = [
         f"2026-01-01 00:{s // 60:02}:{s % 60:02},{100 + 7 * (s % 300)},{20 + s % 300}"
-        for s in range(2_000)
+        for s in range(1_300)
     ]
     trace = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""])
     (tmp_path / "my_trace.csv").write_text(trace, encoding="utf-8")

@@ -18,6 +18,7 @@ from jaxserve.scaling.readings import histogram_quantile
 from jaxserve.scaling.setting import STATIC, RuleSetting
 from jaxserve.sim.machine.fleet import FleetSettings
 from jaxserve.sim.table.file import read_table_file
+from tests.quick_compiler import programs_compute
 
 TABLE = "qwen2.5-32b__h100-sxm-80gb"
 STAGES = ((3, 300), (12, 600), (2, 500))
@@ -84,6 +85,7 @@ def test_longer_starts_cost_attainment_and_scaling_saves(demand: FleetDemand) ->
 
 
 @pytest.mark.slow
+@programs_compute()
 def test_the_command_names_a_rule_and_writes_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ from jaxserve.learning.training import train
 from jaxserve.runtime.child_processes import own_process
 from jaxserve.sim.table.build import build
 from jaxserve.sim.table.file import write_table_file
+from tests.quick_compiler import commands_compute
 
 SETUP = load_setup("static_workload")
 CONFIG = PPOConfig(environments=16, rollout_windows=25, minibatches=2, updates=4)
@@ -181,6 +182,7 @@ def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path: Path, whole: Path) 
 
 
 @pytest.mark.slow
+@commands_compute()
 def test_control_c_in_a_real_process(tmp_path: Path) -> None:
     """The command saves, says how to go on, exits with 130, and goes on."""
     out = tmp_path / "run"

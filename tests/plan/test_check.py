@@ -22,6 +22,7 @@ from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.reference.own_log import simulate
 from jaxserve.sim.traffic.traces import Trace
 from tests.mock_engine.conftest import running
+from tests.quick_compiler import programs_compute
 
 
 def _trace(count: int = 120, seconds: float = 6.0) -> Trace:
@@ -124,6 +125,7 @@ def test_requests_reach_a_server() -> None:
     assert all(each.error is None and each.tpot_s is not None for each in outcomes)
 
 
+@programs_compute()
 def test_the_command(server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that is slower than planned makes another plan; one folder is of one plan."""
     out = tmp_path / "out"
