@@ -77,7 +77,7 @@ def test_commands_run(tmp_path: Path) -> None:
     trace = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""])
     (tmp_path / "my_trace.csv").write_text(trace, encoding="utf-8")
     printed = run_code("sh", code("sh", "train --task trace_replay"), tmp_path)
-    assert printed.count("trace_replay, 4 test episodes") == 2
+    assert printed.count("trace_replay, 3 test episodes") == 2
     assert "best_static is batch_cap" in printed
     assert {path.name for path in tmp_path.iterdir()} >= {"my.parquet", "my_run"}
     printed = run_code("sh", code("sh", "jaxserve autoscale"), tmp_path)

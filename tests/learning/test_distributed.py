@@ -21,7 +21,6 @@ from jaxserve.learning.run_directory import read_metrics
 from jaxserve.learning.run_options import check_run
 from jaxserve.runtime.child_processes import own_process
 from server.local import free_port
-from tests.quick_compiler import commands_compute
 
 SCRIPT = """
 import sys
@@ -69,7 +68,6 @@ def test_two_processes_stay_in_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@commands_compute()
 def test_two_processes_train_one_policy(tmp_path: Path) -> None:
     """Their updates are those of one process; Ctrl-C in either stops both with a checkpoint; and
     one process alone can finish what they began."""

@@ -15,7 +15,6 @@ from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server import app as command_line
 from server.local import LocalServer, free_port
 from tests.docs.snippets import Block, blocks, run_code
-from tests.quick_compiler import commands_compute
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "server.md"
@@ -97,8 +96,7 @@ def test_the_command_that_scores_agents(
     ]
 
 
-@pytest.mark.slow
-@commands_compute()
+@pytest.mark.deep
 def test_the_check_before_a_release_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it that needs no Docker engine and no network."""
     monkeypatch.setenv("PYTHONPATH", str(_ROOT))
