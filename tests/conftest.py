@@ -31,6 +31,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ["XDG_CACHE_HOME"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+# A server would compile the programs of all tasks ahead, of which a test asks for one or two.
+os.environ.setdefault("JAXSERVE_COMPILE_AHEAD", "0")
+
 # A background job of a shell ignores Ctrl-C, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -110,9 +113,7 @@ def _servers(factory: pytest.TempPathFactory) -> Iterator[StartServer]:
         **variables: str,
     ) -> LocalServer:
         chosen = folder or factory.mktemp("server")
-        # Tests ask for little of what a server may be asked.
-        settings = {"JAXSERVE_COMPILE_AHEAD": "0"} | variables
-        server = LocalServer(chosen, port=port, arguments=arguments, variables=settings)
+        server = LocalServer(chosen, port=port, arguments=arguments, variables=variables)
         started.append(server)
         return server.wait()
 

@@ -51,6 +51,7 @@ def cold_server(folder: Path, workers: int) -> Iterator[tuple[subprocess.Popen[b
     variables = {
         "JAXSERVE_DATABASE": str(folder / "log"),
         "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
+        "JAXSERVE_COMPILE_AHEAD": "1",
     }
     printed = folder / "printed"
     with (
