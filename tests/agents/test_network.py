@@ -143,11 +143,11 @@ def test_a_flat_head_keeps_its_hand_still() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["bursty_workload", "adversarial_multitenant"])
 def test_packaged_weights_turn_less_for_as_much(task: str) -> None:
-    """Of the changes of knobs a fifth are left, at no reward that 20 test episodes would show: the
+    """Of the changes of knobs a fifth are left, at no reward that 64 test episodes would show: the
     numbers of docs/agents.md."""
     env = jaxserve.make(task)
     policy = load_weights(packaged_weights(task), env, task)
-    keys, changes, rewards = episode_keys(20, "test"), [], []
+    keys, changes, rewards = episode_keys(64, "test"), [], []
     for nats in (0.0, policy.hold_nats):
         played = rollout(env, dataclasses.replace(policy, hold_nats=nats), keys)
         turned = np.stack([np.asarray(getattr(played.actions, knob)) for knob in KNOBS])
@@ -158,7 +158,7 @@ def test_packaged_weights_turn_less_for_as_much(task: str) -> None:
         print(f"{task}, {knob}: {before:.1f} changes in an episode, {after:.1f} held")
     print(f"{task}, reward a window: {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})")
     assert changes[1].sum() < 0.2 * changes[0].sum()
-    assert changes[1][KNOBS.index("kv_budget_fraction")] < 16.0
+    assert changes[1][KNOBS.index("kv_budget_fraction")] < 8.0
     assert gain.mean > -0.001 and gain.low > -0.006
 
 
