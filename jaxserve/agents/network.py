@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.agents.rule_advice import Advice, TunedRule
+from jaxserve.agents.rule_advice import Advice, AdvisingRule
 from jaxserve.arrays.threefry import uniform
 from jaxserve.env import FEATURE_NAMES, ServeEnv
 from jaxserve.grids import KNOB_GRIDS, action_at, grid_sizes, nearest_indices
@@ -121,7 +121,7 @@ class Network(nn.Module):
     recurrent: bool = False
     stickiness: float = 5.0
     """bonus of the value that keeps a knob, in nats."""
-    rule: TunedRule | None = None
+    rule: AdvisingRule | None = None
     """rule whose number of replicas the policy starts from."""
 
     @nn.compact

@@ -23,14 +23,14 @@ from jaxserve.scaling.setting import RuleSetting, parse_rule, rule_data
 from jaxserve.types import ServeObservation
 
 
-class TunedRule(NamedTuple):
+class AdvisingRule(NamedTuple):
     """A rule with its numbers, and the constants of its fleet; hashable."""
 
     setting: RuleSetting
     fleet: Fleetwide
 
     @classmethod
-    def of_task(cls, setup: TaskSetup) -> TunedRule | None:
+    def of_task(cls, setup: TaskSetup) -> AdvisingRule | None:
         """The best rule of a task's anchors; None without a fleet or without anchors."""
         setting = None if setup.anchors is None else setup.anchors.best_rule_setting
         if setting is None:
@@ -38,7 +38,7 @@ class TunedRule(NamedTuple):
         return cls.parse({name: setting[name] for name in setting if name != "knobs"}, "anchors")
 
     @classmethod
-    def parse(cls, data: Any, where: str) -> TunedRule:
+    def parse(cls, data: Any, where: str) -> AdvisingRule:
         """The rule of ``data``; raises InputError as ``parse_rule``."""
         return cls(*parse_rule(data, where))
 

@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxserve.agents.network import Network, NetworkPolicy, Normaliser, network_for
-from jaxserve.agents.rule_advice import TunedRule
+from jaxserve.agents.rule_advice import AdvisingRule
 from jaxserve.checks import JsonObject, refuse
 from jaxserve.datafiles import UNREADABLE_ARCHIVE, read_json, write_atomic
 from jaxserve.env import ServeEnv
@@ -72,7 +72,7 @@ def load_weights(directory: Path, env: ServeEnv, task: str) -> NetworkPolicy:
         raise InputError(f"{where}: features are not those of {task} in this version; train again")
     width = about.whole("width", 1, 4096)
     rule = about.get("rule")
-    rule = None if rule is None else TunedRule.parse(rule, f"{where}: rule")
+    rule = None if rule is None else AdvisingRule.parse(rule, f"{where}: rule")
     network = network_for(env, width=width, recurrent=about.flag("recurrent"), rule=rule)
     knobs = about.inside("knobs")
     if knobs != _knobs(network):

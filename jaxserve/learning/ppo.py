@@ -40,7 +40,7 @@ from jaxserve.agents.network import (
     network_for,
     sample_action,
 )
-from jaxserve.agents.rule_advice import TunedRule
+from jaxserve.agents.rule_advice import AdvisingRule
 from jaxserve.arrays.threefry import fold_in, uniform
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
@@ -131,7 +131,7 @@ class Learner:
         env: ServeEnv,
         config: PPOConfig,
         mesh: Mesh | None = None,
-        rule: TunedRule | None = None,
+        rule: AdvisingRule | None = None,
     ) -> Learner:
         """A learner whose sizes divide each other.
 

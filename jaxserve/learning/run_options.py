@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxserve import checks
-from jaxserve.agents.rule_advice import TunedRule
+from jaxserve.agents.rule_advice import AdvisingRule
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.trained_on import facts
 from jaxserve.datafiles import data_dir
@@ -143,7 +143,7 @@ def check_place(directory: Path) -> None:
 
 def describe(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> dict[str, Any]:
     """Description of a run, ready for JSON: everything that its results depend on but the code."""
-    rule = TunedRule.of_task(setup)
+    rule = AdvisingRule.of_task(setup)
     advised = {} if rule is None else {"rule": dict(rule.data)}
     return {**setup.inputs, "seeds": list(seeds), "config": dataclasses.asdict(config), **advised}
 

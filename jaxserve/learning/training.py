@@ -23,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxserve.agents.network import NetworkPolicy
-from jaxserve.agents.rule_advice import TunedRule
+from jaxserve.agents.rule_advice import AdvisingRule
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.weights import save_weights
 from jaxserve.errors import InputError
@@ -108,7 +108,7 @@ def train(
         which the last checkpoint stands.
       Interrupted: by Ctrl-C, after a checkpoint.
     """
-    learner = Learner.create(setup.training_env, config, rule=TunedRule.of_task(setup))
+    learner = Learner.create(setup.training_env, config, rule=AdvisingRule.of_task(setup))
     description = describe(setup, config, seeds)
     with together():
         event_files = EventFiles(directory) if tensorboard and is_first() else nullcontext()

@@ -17,7 +17,7 @@ from jaxserve.agents.network import (
     network_for,
 )
 from jaxserve.agents.rollout import rollout
-from jaxserve.agents.rule_advice import TunedRule
+from jaxserve.agents.rule_advice import AdvisingRule
 from jaxserve.agents.scaling import ScalingPolicy
 from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.agents.weights import load_weights, save_weights
@@ -34,9 +34,9 @@ def setup() -> TaskSetup:
     return load_setup("fleet_chat")
 
 
-def policy_of(setup: TaskSetup) -> tuple[NetworkPolicy, TunedRule]:
+def policy_of(setup: TaskSetup) -> tuple[NetworkPolicy, AdvisingRule]:
     """An untrained policy that starts from the task's rule."""
-    rule = TunedRule.of_task(setup)
+    rule = AdvisingRule.of_task(setup)
     assert rule is not None
     network = network_for(setup.env, rule=rule, width=8)
     params = network.initial_params(jax.random.key(0))
@@ -91,4 +91,4 @@ def test_weights_keep_their_rule(setup: TaskSetup, tmp_path: Path) -> None:
 
 def test_a_task_without_a_fleet_has_none() -> None:
     """Also one whose anchors are not those of what is played."""
-    assert TunedRule.of_task(load_setup("bursty_workload")) is None
+    assert AdvisingRule.of_task(load_setup("bursty_workload")) is None

@@ -63,7 +63,7 @@ class ScalingWindow:
 
 
 @dataclass(frozen=True)
-class _FleetState:
+class _FleetReading:
     """The fleet at the end of a window; lists have one entry for every place."""
 
     names: Sequence[str]
@@ -158,7 +158,7 @@ class Scaler:
             return dataclasses.replace(decision, error=str(error))
         return dataclasses.replace(decision, acted=True)
 
-    async def _read(self) -> _FleetState | None:
+    async def _read(self) -> _FleetReading | None:
         """State of the fleet; None in the first window, which only begins the next one."""
         since_s = self._since_s
         window = await self._gateway.window(since_s, 1)
@@ -179,7 +179,7 @@ class Scaler:
         reading = self._readings.read(
             window, [metrics[name] for name in serving], pool["waiting"], starting
         )
-        return _FleetState(
+        return _FleetReading(
             names=names,
             answers=answers,
             in_flight=[engine["running"] for engine in engines],
@@ -195,7 +195,7 @@ class Scaler:
         wanted, self._memory = _ask(self._fleet, *self._rule, self._memory, reading)
         return round(float(wanted))
 
-    async def _act(self, state: _FleetState, wanted: int) -> None:
+    async def _act(self, state: _FleetReading, wanted: int) -> None:
         """Tells the gateway which engines serve, and the actuator how many replicas stay."""
         up = [place for place, answers in enumerate(state.answers) if answers]
         serving = [place for place in up if place < wanted] or up[:1]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from jaxserve.agents.network import NetworkPolicy
 from jaxserve.agents.progress import Progress
-from jaxserve.agents.rule_advice import TunedRule
+from jaxserve.agents.rule_advice import AdvisingRule
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.weights import load_weights
 from jaxserve.errors import InputError
@@ -151,7 +151,7 @@ def learning_curve(run: TrainingRun) -> Curve:
 
 def _final_policies(setup: TaskSetup, run: TrainingRun) -> tuple[NetworkPolicy, ...]:
     """Policies of all seeds from the last checkpoint; ``weights.npz`` has only the best one."""
-    rule, seeds = TunedRule.of_task(setup), np.array(run.seeds)
+    rule, seeds = AdvisingRule.of_task(setup), np.array(run.seeds)
     learner = Learner.create(setup.training_env, run.config, rule=rule)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(
