@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import absl.logging
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -54,6 +55,9 @@ settings.load_profile("ci")
 def pytest_configure(config: pytest.Config) -> None:
     """Nearly every test waits for the compiler; each file keeps to a budget."""
     compile_quickly()
+    # absl closes the stream of its import when logging is configured anew, as uvicorn does; that is
+    # pytest's own if a test has another one by then.
+    absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
     config.pluginmanager.register(ProcessorBudget(), _BUDGET)
 
 
