@@ -7,19 +7,18 @@ looks for what the rule misses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxserve.agents.scaling import ScalingPolicy
-from jaxserve.agents.task_setup import TaskSetup
+from jaxserve.agents.scaling import ScalingPolicy, rule_of_setting
 from jaxserve.env import ServeEnv
 from jaxserve.scaling.history import Fleetwide
 from jaxserve.scaling.rule_form import RuleMemory
 from jaxserve.scaling.setting import RuleSetting, parse_rule, rule_data
+from jaxserve.tasks.anchors import Anchors
 from jaxserve.types import ServeObservation
 
 
@@ -30,12 +29,10 @@ class AdvisingRule(NamedTuple):
     fleet: Fleetwide
 
     @classmethod
-    def of_task(cls, setup: TaskSetup) -> AdvisingRule | None:
+    def of_anchors(cls, anchors: Anchors | None) -> AdvisingRule | None:
         """The best rule of a task's anchors; None without a fleet or without anchors."""
-        setting = None if setup.anchors is None else setup.anchors.best_rule_setting
-        if setting is None:
-            return None
-        return cls.parse({name: setting[name] for name in setting if name != "knobs"}, "anchors")
+        setting = None if anchors is None else anchors.best_rule_setting
+        return None if setting is None else cls(*rule_of_setting(setting))
 
     @classmethod
     def parse(cls, data: Any, where: str) -> AdvisingRule:
@@ -43,7 +40,7 @@ class AdvisingRule(NamedTuple):
         return cls(*parse_rule(data, where))
 
     @property
-    def data(self) -> Mapping[str, Any]:
+    def data(self) -> dict[str, Any]:
         """The rule for JSON, as ``parse`` reads it."""
         return rule_data(self.setting, self.fleet)
 
@@ -58,9 +55,8 @@ class AdvisingRule(NamedTuple):
         Args:
           observation: scalars of the window that has ended.
         """
-        policy = self._policy(env)
-        action, memory = policy.act(env, advice.memory, observation, jax.random.key(0))
-        return Advice(memory, jnp.asarray(action.replicas, jnp.int32))
+        wanted, memory = self._policy(env).wanted(env, advice.memory, observation)
+        return Advice(memory, wanted)
 
     def _policy(self, env: ServeEnv) -> ScalingPolicy:
         return ScalingPolicy.of(self.setting, env.locked, self.fleet)

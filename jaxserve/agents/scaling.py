@@ -58,8 +58,7 @@ class ScalingPolicy:
         Raises:
           InputError: says what is missing, unknown or out of range.
         """
-        rule = {name: value for name, value in setting.items() if name != "knobs"}
-        found, fleet = parse_rule(rule, "best_rule_setting")
+        found, fleet = rule_of_setting(setting)
         return cls.of(found, make_action(**setting["knobs"]), fleet)
 
     def setting(self) -> dict[str, Any]:
@@ -82,13 +81,30 @@ class ScalingPolicy:
     ) -> tuple[ServeAction, RuleMemory]:
         """The knobs with as many replicas as the rule wants."""
         del key
+        wanted, memory = self.wanted(env, memory, observation)
+        return self.knobs.replace(replicas=wanted), memory
+
+    def wanted(
+        self, env: ServeEnv, memory: RuleMemory, observation: ServeObservation
+    ) -> tuple[jax.Array, RuleMemory]:
+        """Replicas that the rule wants after an observation, int32, and its next memory."""
         reading = observed_reading(observation, self.fleet)
         wanted, after = wanted_by(self.fleet, self.kind, self.values, memory, reading)
         # A rule speaks when it has read a window; a fleet that is never scaled has its number.
         begins = (observation.step_index == 0) & (self.kind != 0)
         wanted = jnp.where(begins, env.deployment.num_gpus, wanted)
         memory = jax.tree.map(lambda old, new: jnp.where(begins, old, new), memory, after)
-        return self.knobs.replace(replicas=jnp.round(wanted).astype(jnp.int32)), memory
+        return jnp.round(wanted).astype(jnp.int32), memory
+
+
+def rule_of_setting(setting: Mapping[str, Any]) -> tuple[RuleSetting, Fleetwide]:
+    """The rule and its fleet of ``setting``, which anchors keep.
+
+    Raises:
+      InputError: says what is missing, unknown or out of range.
+    """
+    rule = {name: value for name, value in setting.items() if name != "knobs"}
+    return parse_rule(rule, "best_rule_setting")
 
 
 def observed_reading(observation: ServeObservation, fleet: Fleetwide) -> Reading:

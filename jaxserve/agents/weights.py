@@ -45,7 +45,7 @@ def save_weights(
         "recurrent": policy.network.recurrent,
         "knobs": _knobs(policy.network),
         "features": list(policy.network.features),
-        **({"rule": dict(policy.network.rule.data)} if policy.network.rule else {}),
+        **({"rule": policy.network.rule.data} if policy.network.rule else {}),
         "provenance": dict(provenance),
     }
     write_atomic(directory / f"{_FILE}.npz", packed.getvalue())

@@ -143,8 +143,8 @@ def check_place(directory: Path) -> None:
 
 def describe(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> dict[str, Any]:
     """Description of a run, ready for JSON: everything that its results depend on but the code."""
-    rule = AdvisingRule.of_task(setup)
-    advised = {} if rule is None else {"rule": dict(rule.data)}
+    rule = AdvisingRule.of_anchors(setup.anchors)
+    advised = {} if rule is None else {"rule": rule.data}
     return {**setup.inputs, "seeds": list(seeds), "config": dataclasses.asdict(config), **advised}
 
 

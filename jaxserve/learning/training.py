@@ -108,7 +108,7 @@ def train(
         which the last checkpoint stands.
       Interrupted: by Ctrl-C, after a checkpoint.
     """
-    learner = Learner.create(setup.training_env, config, rule=AdvisingRule.of_task(setup))
+    learner = learner_for(setup, config)
     description = describe(setup, config, seeds)
     with together():
         event_files = EventFiles(directory) if tensorboard and is_first() else nullcontext()
@@ -147,6 +147,12 @@ def train(
         compile_s=compile_s,
         train_s=train_s,
     )
+
+
+def learner_for(setup: TaskSetup, config: PPOConfig) -> Learner:
+    """The learner of a task; for a fleet it starts from the best rule of the task's anchors."""
+    rule = AdvisingRule.of_anchors(setup.anchors)
+    return Learner.create(setup.training_env, config, rule=rule)
 
 
 def split_seeds(policies: NetworkPolicy, seeds: Seeds) -> tuple[NetworkPolicy, ...]:

@@ -36,7 +36,7 @@ def setup() -> TaskSetup:
 
 def policy_of(setup: TaskSetup) -> tuple[NetworkPolicy, AdvisingRule]:
     """An untrained policy that starts from the task's rule."""
-    rule = AdvisingRule.of_task(setup)
+    rule = AdvisingRule.of_anchors(setup.anchors)
     assert rule is not None
     network = network_for(setup.env, rule=rule, width=8)
     params = network.initial_params(jax.random.key(0))
@@ -44,7 +44,7 @@ def policy_of(setup: TaskSetup) -> tuple[NetworkPolicy, AdvisingRule]:
 
 
 def test_untrained_it_is_the_rule(setup: TaskSetup) -> None:
-    """Replicas in every window of two days' beginnings."""
+    """Both want the same replicas in every window of two episodes."""
     policy, rule = policy_of(setup)
     env = setup.env
     plain = ScalingPolicy.of(rule.setting, env.locked, rule.fleet)
@@ -90,5 +90,7 @@ def test_weights_keep_their_rule(setup: TaskSetup, tmp_path: Path) -> None:
 
 
 def test_a_task_without_a_fleet_has_none() -> None:
-    """Also one whose anchors are not those of what is played."""
-    assert AdvisingRule.of_task(load_setup("bursty_workload")) is None
+    """Nor has a fleet on other GPUs than its anchors'."""
+    assert AdvisingRule.of_anchors(load_setup("bursty_workload").anchors) is None
+    elsewhere = load_setup("fleet_chat", hardware="a100-sxm-80gb")
+    assert AdvisingRule.of_anchors(elsewhere.anchors) is None

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 
 from jaxserve.agents.network import NetworkPolicy
 from jaxserve.agents.progress import Progress
-from jaxserve.agents.rule_advice import AdvisingRule
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.weights import load_weights
 from jaxserve.errors import InputError
-from jaxserve.learning.ppo import Learner
 from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.learning.run_directory import (
     check_description,
@@ -26,7 +24,7 @@ from jaxserve.learning.run_directory import (
     read_metrics,
 )
 from jaxserve.learning.run_options import Seeds, config_for, described
-from jaxserve.learning.training import TrainingStatus, restored, split_seeds, train
+from jaxserve.learning.training import TrainingStatus, learner_for, restored, split_seeds, train
 
 STEPS = 5_000_000
 ENVIRONMENTS = 1024
@@ -151,8 +149,7 @@ def learning_curve(run: TrainingRun) -> Curve:
 
 def _final_policies(setup: TaskSetup, run: TrainingRun) -> tuple[NetworkPolicy, ...]:
     """Policies of all seeds from the last checkpoint; ``weights.npz`` has only the best one."""
-    rule, seeds = AdvisingRule.of_task(setup), np.array(run.seeds)
-    learner = Learner.create(setup.training_env, run.config, rule=rule)
+    learner, seeds = learner_for(setup, run.config), np.array(run.seeds)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
