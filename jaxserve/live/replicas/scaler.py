@@ -46,7 +46,7 @@ class ScalingWindow:
     slo_attainment: float | None = None
     """share of the judged requests of the window inside their objectives; None without any."""
     acted: bool = False
-    """whether gateway and actuator were told."""
+    """whether gateway and actuator did as they were told."""
     error: str | None = None
     """reason why something was not done."""
 
