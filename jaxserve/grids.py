@@ -34,9 +34,12 @@ def action_at(indices: jax.Array) -> ServeAction:
 
 def nearest_indices(action: ServeAction) -> jax.Array:
     """int32[7]: the grid point nearest to an action of scalars (some knobs count in octaves)."""
-    nearest = []
-    for name, knob in KNOB_FIELDS.items():
-        grid, value = jnp.asarray(knob.grid, jnp.float32), getattr(action, name)
-        distance = jnp.log(grid / value) if knob.octaves else grid - value
-        nearest.append(jnp.argmin(jnp.abs(distance)).astype(jnp.int32))
-    return jnp.stack(nearest)
+    return jnp.stack([nearest_index(name, getattr(action, name)) for name in KNOB_FIELDS])
+
+
+def nearest_index(name: str, value: jax.Array) -> jax.Array:
+    """int32: the grid point nearest to a value of one knob."""
+    knob = KNOB_FIELDS[name]
+    grid = jnp.asarray(knob.grid, jnp.float32)
+    distance = jnp.log(grid / value) if knob.octaves else grid - value
+    return jnp.argmin(jnp.abs(distance)).astype(jnp.int32)

@@ -20,7 +20,7 @@ import numpy as np
 from jaxserve.agents.rule_advice import Advice, AdvisingRule
 from jaxserve.arrays.threefry import uniform
 from jaxserve.env import FEATURE_NAMES, ServeEnv
-from jaxserve.grids import KNOB_GRIDS, action_at, grid_sizes, nearest_indices
+from jaxserve.grids import KNOB_GRIDS, action_at, grid_sizes, nearest_index, nearest_indices
 from jaxserve.spaces import KNOBS, RESTART_KNOBS
 from jaxserve.types import ServeAction, ServeObservation
 
@@ -272,7 +272,7 @@ def _moved(
     taken = jnp.where(last[_REPLICAS] == 0, numbers[-1], numbers[last[_REPLICAS]])
 
     def place(replicas: jax.Array) -> jax.Array:
-        return 1 + jnp.argmin(jnp.abs(numbers[1:] - replicas)).astype(jnp.int32)
+        return nearest_index("replicas", jnp.clip(replicas, 1, numbers[-1]))
 
     kept = last.at[_REPLICAS].set(place(advice.wanted + taken - before.wanted))
     return kept, jax.nn.one_hot(place(advice.wanted), size)
