@@ -120,6 +120,7 @@ def simulate_log(
     with progress_bars() as progress:
         reading = stage_progress(f"reading {file.name}, MiB", progress)
         requests = load_request_log(file, run, time_unit, part.taken, reading)
+    own_log.check_requests(str(file), requests.trace)
     served = own_log.simulate(requests.trace, engine.timer, by)
     console = result_console()
     console.print(f"{file}: {requests.trace.summary}", soft_wrap=True)

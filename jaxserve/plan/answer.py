@@ -48,6 +48,8 @@ def certainty(plan: Plan) -> list[str]:
         f"Attainment is between {low:.2%} and {high:.2%} (95 %), and {span} of this engine "
         f"{suffices}.",
     ]
+    if plan.sample is not None:
+        said.append(f"{plan.sample[0].upper()}{plan.sample[1:]}")
     option = plan.best.deployment.option
     if not doubt.measured:
         assumed = assumed_times(option.kind, plan.inputs.model, option.stack, (option.tier,))
@@ -140,6 +142,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "model": plan.inputs.model,
         "traffic": plan.inputs.traffic,
         "trace": plan.inputs.trace.facts,
+        "sample": plan.sample,
         "objective": dataclasses.asdict(objective),
         "max_gpus": plan.inputs.max_gpus,
         "prices_usd_per_hour": plan.inputs.prices,

@@ -137,6 +137,38 @@ def least_replicas(
     return np.ceil(rates(trace, window_s) / requests_per_s - 1e-9).astype(np.int64)
 
 
+def fewest_replicas(inputs: PlanInputs, requests_per_s: float) -> int:
+    """Replicas below which more requests miss the objective on TTFT than may.
+
+    Of the work that arrives in a window, replicas finish in time what they can do until the window
+    and the objective have passed; the rest misses. The work of a window is the least of its shares
+    of the requests, the prompt tokens and the output tokens, which no engine can undercut.
+
+    Args:
+      requests_per_s: rate of one replica, at most.
+    """
+    trace, wanted = inputs.trace, inputs.objective
+    windows = max(int(trace.duration_s / WINDOW_S), 1)
+    place = np.minimum((trace.arrival_s / WINDOW_S).astype(np.int64), windows - 1)
+    work = np.min(
+        [
+            np.bincount(place, values, windows) / values.mean()
+            for values in (np.ones(len(trace)), trace.prompt_tokens, trace.output_tokens)
+        ],
+        axis=0,
+    )
+    last_s = trace.duration_s - (windows - 1) * WINDOW_S
+    length_s = np.append(np.full(windows - 1, WINDOW_S), max(last_s, WINDOW_S))
+    each = requests_per_s * (length_s + wanted.ttft_s)
+    allowed = (1.0 - wanted.attainment) * len(trace)
+    replicas = 1
+    while np.maximum(work - replicas * each, 0.0).sum() > allowed:
+        replicas += 1
+        if replicas > inputs.max_gpus:
+            break
+    return replicas
+
+
 def usual_in_flight(option: EngineOption, inputs: PlanInputs) -> float:
     """Requests in flight on one engine in the busiest minute, where as many replicas serve as the
     closed form asks for; 1 where no rate is inside the objectives."""

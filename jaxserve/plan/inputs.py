@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ class PlanInputs:
                 f"{model.name} has {known:,}; leave such requests out or name another model"
             )
 
-    @property
+    @cached_property
     def longest_request(self) -> int:
         """Tokens of the longest request, prompt and output together."""
         return int((self.trace.prompt_tokens.astype(np.int64) + self.trace.output_tokens).max())

@@ -78,6 +78,8 @@ class Plan:
     cheapest_of_kind: tuple[tuple[str, str, float], ...]
     """other kinds of GPU, each with the deployment that closed form or runs name as its cheapest,
     and its price per hour."""
+    sample: str | None = None
+    """sentence on the sample of the traffic that was played; None where all of it was."""
     check: dict[str, Any] | None = None
     """comparison with a started server, whose times the plan was then made with; None without."""
 
@@ -186,6 +188,7 @@ def make_plan(
         least_gpus=least_replicas(inputs.trace, family.requests_per_s)
         * best.option.tensor_parallel,
         cheapest_of_kind=_kinds(found, inputs),
+        sample=player.sample,
     )
 
 

@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import EngineOption
 from jaxserve.plan.timer import TabulatedTimer
+from jaxserve.plan.traffic_parts import PlayedTraffic, traffic_to_play
 from jaxserve.runtime.process_pool import in_processes
 from jaxserve.sim.machine.acceptance import Drafts
 from jaxserve.sim.machine.cost_json import cost_to_dict
 from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.traffic.traces import Trace
 
-_SLICES = 3
-_SLICE_SHARE = 1 / 24
-_SLICE_LEAST_S = 90.0
 _WAITS = 0.5
 
 
@@ -94,7 +92,7 @@ class Play:
     deployment: PlannedDeployment
     """what serves."""
     slices: bool = False
-    """whether only the busiest parts of the traffic are played."""
+    """whether only the busiest parts of the traffic are played, or of a sample a part."""
     slowdown: float = 1.0
     """factor on all times of iterations."""
     traffic_scale: float = 1.0
@@ -107,9 +105,10 @@ class Played:
 
     attainment: float
     """share of the requests inside the objectives; of slices an upper bound for the whole traffic:
-    every request outside of them counts as inside the objectives."""
+    every request outside of the busiest parts counts as inside the objectives, and of a sample the
+    share is the upper end of its interval."""
     requests: int
-    """requests that were played."""
+    """requests that were played and count."""
     missed_ttft: float
     """share of the played requests beyond the objective on TTFT, those not served included."""
     missed_tpot: float
@@ -133,25 +132,31 @@ class Played:
     """requests that no engine has room for."""
     crowded: float
     """share of the missed requests that arrived in windows busier than the mean."""
+    sampling: float = 0.0
+    """standard error of the attainment from the sample of the traffic; 0 where none was drawn."""
 
     @property
     def chance(self) -> float:
-        """Half width of a 95 % interval of the attainment from the chance of arrivals alone: misses
-        are a Poisson count."""
-        return 1.96 * math.sqrt(max((1.0 - self.attainment) * self.requests, 1.0)) / self.requests
+        """Half width of a 95 % interval of the attainment from the chance of arrivals alone, of
+        which misses are a Poisson count, and from the sample."""
+        missed = max((1.0 - self.attainment) * self.requests, 1.0)
+        return 1.96 * math.hypot(math.sqrt(missed) / self.requests, self.sampling)
 
 
 def judge(
-    log: np.ndarray, objective: PlanObjective, replicas: int, total: int, busy: NDArray[np.bool_]
+    logs: Sequence[np.ndarray], traffic: PlayedTraffic, objective: PlanObjective, replicas: int
 ) -> Played:
-    """The result of a log.
+    """The result of a run.
 
     Args:
-      log: ``LOG_DTYPE`` rows.
+      logs: ``LOG_DTYPE`` rows of each part of the traffic.
+      traffic: the parts.
       replicas: engines that served.
-      total: requests of the whole traffic, of which the log may have a part.
-      busy: bool[n], whether each request arrived in a window busier than the mean.
     """
+    weight = np.concatenate([part.weight for part in traffic.parts])
+    busy = np.concatenate([part.busy for part in traffic.parts])
+    log = np.concatenate(logs)
+    counts = weight > 0
     served = np.isfinite(log["finish_s"]) & (log["finish_s"] > 0)
     late = ~served | (log["ttft_s"] > objective.ttft_s)
     slow = served & (log["tpot_s"] > objective.tpot_s)
@@ -159,24 +164,68 @@ def judge(
     waits_s = log["first_scheduled_s"] - log["arrival_s"]
     waited = late & (~served | (waits_s > _WAITS * objective.ttft_s))
     several = served & (log["output_tokens"] > 1)
-    spans_s = (log["finish_s"] - log["first_scheduled_s"])[served]
-    end_s = log["finish_s"][served].max(initial=0.0)
-    begin_s = log["arrival_s"].min(initial=0.0)
-    return Played(
-        attainment=1.0 - float(missed.sum()) / max(total, 1),
-        requests=len(log),
-        missed_ttft=float(late.mean()),
-        missed_tpot=float(slow.mean()),
-        ttft_p50_s=_quantile(log["ttft_s"][served], 50),
-        ttft_p99_s=_quantile(log["ttft_s"][served], 99),
-        tpot_p50_s=_quantile(log["tpot_s"][several], 50),
-        tpot_p99_s=_quantile(log["tpot_s"][several], 99),
-        waited=float(waited.sum()) / max(int(late.sum()), 1),
-        preempted=float(log["preemptions"].mean()),
-        in_flight=float(spans_s.sum() / max(end_s - begin_s, 1e-9) / replicas),
-        unserved=int((~served).sum()),
-        crowded=float((missed & busy).sum()) / max(int(missed.sum()), 1),
+
+    def share(requests: NDArray[np.bool_], of: NDArray[np.bool_]) -> float:
+        whole = float(weight[of].sum())
+        return float(weight[requests & of].sum()) / whole if whole else 0.0
+
+    def quantile(name: str, of: NDArray[np.bool_], percent: float) -> float:
+        return _quantile(log[name][of & counts], weight[of & counts], percent)
+
+    played = Played(
+        attainment=1.0 - float(weight[missed].sum()) / max(traffic.requests, 1),
+        requests=int(counts.sum()),
+        missed_ttft=share(late, counts),
+        missed_tpot=share(slow, counts),
+        ttft_p50_s=quantile("ttft_s", served, 50),
+        ttft_p99_s=quantile("ttft_s", served, 99),
+        tpot_p50_s=quantile("tpot_s", several, 50),
+        tpot_p99_s=quantile("tpot_s", several, 99),
+        waited=share(waited, late),
+        preempted=float(np.average(log["preemptions"], weights=weight)),
+        in_flight=_mean_in_flight(logs) / replicas,
+        unserved=int((~served & counts).sum()),
+        crowded=share(busy, missed),
     )
+    if traffic.strata is None:
+        return played
+    missed_of = np.split(missed, np.cumsum([len(each) for each in logs])[:-1])
+    played = dataclasses.replace(played, sampling=_sampling_error(missed_of, traffic))
+    if not traffic.bound:
+        return played
+    return dataclasses.replace(played, attainment=min(played.attainment + played.chance, 1.0))
+
+
+def _mean_in_flight(logs: Sequence[np.ndarray]) -> float:
+    """Mean sequences that run at once, from the first arrival of each part to its last end."""
+    running_s = lasted_s = 0.0
+    for log in logs:
+        served = np.isfinite(log["finish_s"]) & (log["finish_s"] > 0)
+        running_s += float((log["finish_s"] - log["first_scheduled_s"])[served].sum())
+        end_s = log["finish_s"][served].max(initial=0.0)
+        lasted_s += max(float(end_s - log["arrival_s"].min(initial=0.0)), 1e-9)
+    return running_s / lasted_s
+
+
+def _sampling_error(missed_of: Sequence[NDArray[np.bool_]], traffic: PlayedTraffic) -> float:
+    """Standard error of the share of misses: of a stratum with N windows, n of them drawn, and
+    misses y and requests x in each, the total has the variance N^2 (1 - n / N) / n times that of
+    y - x sum(y) / sum(x)."""
+    assert traffic.strata is not None
+    variance = 0.0
+    for number, windows in enumerate(traffic.strata):
+        drawn = [
+            (float(missed[part.weight > 0].sum()), float((part.weight > 0).sum()))
+            for missed, part in zip(missed_of, traffic.parts, strict=True)
+            if part.stratum == number
+        ]
+        if len(drawn) < 2 or len(drawn) == windows:
+            continue
+        misses, requests = np.array(drawn).T
+        off = misses - requests * misses.sum() / max(requests.sum(), 1.0)
+        spread = float((off**2).sum()) / (len(drawn) - 1)
+        variance += windows**2 * (1.0 - len(drawn) / windows) / len(drawn) * spread
+    return math.sqrt(variance) / traffic.requests
 
 
 def interval(results: Sequence[Played]) -> tuple[float, float]:
@@ -191,28 +240,11 @@ def interval(results: Sequence[Played]) -> tuple[float, float]:
     return max(low.attainment - low.chance, 0.0), min(high.attainment + high.chance, 1.0)
 
 
-def _quantile(values: NDArray[np.float64], percent: float) -> float:
-    return float(np.percentile(values, percent)) if len(values) else math.nan
-
-
-def busiest(trace: Trace) -> list[NDArray[np.bool_]]:
-    """Requests bool[n] of disjoint parts of a trace: with the most prompt tokens, the most output
-    tokens and the most requests. A trace that they would cover to a half is one part."""
-    length_s = max(_SLICE_SHARE * trace.duration_s, _SLICE_LEAST_S)
-    if 2 * _SLICES * length_s > trace.duration_s:
-        return [np.ones(len(trace), bool)]
-    chosen = np.zeros(len(trace), bool)
-    parts = []
-    for weights in (trace.prompt_tokens, trace.output_tokens, np.ones(len(trace))):
-        sums = np.append(0.0, np.cumsum(np.where(chosen, 0.0, weights)))
-        ends = np.searchsorted(trace.arrival_s, trace.arrival_s + length_s)
-        first = int((sums[ends] - sums[:-1]).argmax())
-        part = np.zeros(len(trace), bool)
-        part[first : ends[first]] = True
-        part &= ~chosen
-        chosen |= part
-        parts.append(part)
-    return [part for part in parts if part.any()]
+def _quantile(values: NDArray[np.float64], weights: NDArray[np.float64], percent: float) -> float:
+    """Weighted percentile; NaN without values."""
+    if not len(values):
+        return math.nan
+    return float(np.percentile(values, percent, weights=weights, method="inverted_cdf"))
 
 
 class Player:
@@ -222,6 +254,7 @@ class Player:
         """Args: the plan's inputs, a file that keeps results for a run that goes on, and the runs
         at a time, in processes of their own if they are several."""
         self._inputs = inputs
+        self._traffic = {each: traffic_to_play(inputs.trace, each) for each in (False, True)}
         self.lanes = lanes
         """Runs at a time."""
         self._kept = kept
@@ -234,7 +267,11 @@ class Player:
         """Results in the order of ``plays``; ``done`` is called after each."""
         keys = [self._key(play) for play in plays]
         new = {key: play for key, play in zip(keys, plays, strict=True) if key not in self._results}
-        jobs = [(self._inputs, play) for play in new.values()]
+        inputs = self._inputs
+        jobs = [
+            (self._traffic[play.slices], play, inputs.objective, inputs.frontend_s)
+            for play in new.values()
+        ]
         lanes = self.lanes if len(jobs) > 1 else 1
         if done is not None:
             for _ in range(len(plays) - len(new)):
@@ -244,6 +281,11 @@ class Player:
             if done is not None:
                 done()
         return [self._results[key] for key in keys]
+
+    @property
+    def sample(self) -> str | None:
+        """Sentence on the sample that stands for the whole traffic; None without."""
+        return self._traffic[False].description
 
     def _keep(self, key: str, result: Played) -> None:
         self._results[key] = result
@@ -287,18 +329,19 @@ def _read_kept(path: Path | None) -> dict[str, Played]:
     return found
 
 
-def _play(inputs: PlanInputs, play: Play) -> Played:
+def _play(
+    traffic: PlayedTraffic, play: Play, objective: PlanObjective, frontend_s: float
+) -> Played:
     """One run."""
-    trace, by = inputs.trace, play.deployment
-    if play.traffic_scale != 1.0:
-        trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / play.traffic_scale)
+    by, scale = play.deployment, play.traffic_scale
     timer = TabulatedTimer(by.option.cost, by.option.tier, play.slowdown)
-    engines = served_by(by, trace, inputs.frontend_s)
-    busy = _in_busy_windows(trace)
-    parts = busiest(trace) if play.slices else [np.ones(len(trace), bool)]
-    logs = [simulate(trace.chosen(part), timer, engines) for part in parts]
-    chosen = np.concatenate([busy[part] for part in parts])
-    return judge(np.concatenate(logs), inputs.objective, by.replicas, len(trace), chosen)
+    logs = []
+    for part in traffic.parts:
+        trace = part.trace
+        if scale != 1.0:
+            trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / scale)
+        logs.append(simulate(trace, timer, served_by(by, trace, frontend_s)))
+    return judge(logs, traffic, objective, by.replicas)
 
 
 def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> ServedBy:
@@ -316,10 +359,3 @@ def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> S
         handover_s_per_token=by.option.handover_s_per_token,
         sequence_kv=by.option.sequence_kv,
     )
-
-
-def _in_busy_windows(trace: Trace, window_s: float = 60.0) -> NDArray[np.bool_]:
-    """bool[n], whether a request arrives in a window with more requests than the mean one."""
-    window = (trace.arrival_s / window_s).astype(np.int64)
-    counts = np.bincount(window)
-    return (counts > 1.1 * len(trace) / len(counts))[window]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +20,7 @@ from jaxserve.plan.capacity import (
     Limits,
     best_limits,
     decode_share,
+    fewest_replicas,
     rates,
     split_limits,
 )
@@ -163,10 +163,9 @@ class _Search:
 
     def run(self) -> FoundPlans:
         """Plays in the order of price."""
-        rate = len(self.inputs.trace) / max(self.inputs.trace.duration_s, 1e-9)
         for family in self.families:
             fewest, _ = family.replicas(self.inputs.max_gpus)
-            needed = math.ceil(rate / (_OPTIMISM * family.requests_per_s))
+            needed = fewest_replicas(self.inputs, _OPTIMISM * family.requests_per_s)
             self._push(family, max(fewest, needed))
         while self._heap:
             if self.progress is not None:

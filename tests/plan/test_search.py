@@ -15,7 +15,7 @@ from jaxserve.plan.folder import write_plan
 from jaxserve.plan.inputs import PlanInputs, PlanObjective
 from jaxserve.plan.options import engine_options
 from jaxserve.plan.plan import Plan, make_plan
-from jaxserve.plan.play import PlannedDeployment, Play, Player, busiest
+from jaxserve.plan.play import PlannedDeployment, Play, Player
 from jaxserve.plan.search import search
 from jaxserve.sim.traffic.traces import Trace
 
@@ -194,13 +194,3 @@ def test_processes_play_the_same() -> None:
     (option,) = engine_options(inputs)[0]
     plays = [Play(PlannedDeployment(option, 1, 64, budget)) for budget in (1024, 2048)]
     assert Player(inputs, lanes=2).play(plays) == Player(inputs).play(plays)
-
-
-def test_the_busiest_parts_are_disjoint() -> None:
-    """A long trace has three of them, a short one is played as a whole."""
-    long = _trace(2, 3000)
-    parts = busiest(long)
-    assert len(parts) == 3 and (np.sum(parts, axis=0) <= 1).all()
-    assert sum(part.sum() for part in parts) < 0.2 * len(long)
-    (whole,) = busiest(_trace(2, 60))
-    assert whole.all()

@@ -30,6 +30,8 @@ from jaxserve.sim.traffic.traces import Trace
 Array = NDArray[np.float64]
 
 MAX_ENGINES = 64
+MAX_REQUESTS = 1_000_000
+"""Most requests of a log or a trace that ``jaxserve simulate`` plays."""
 _FIRST_WAIT_S = 60.0
 _FEWEST_READY = 8
 _OTHER_UNIT = 100.0
@@ -177,6 +179,19 @@ def quantities(log: RequestLog, simulated: np.ndarray) -> list[Quantity]:
         simulated["arrival_s"], outputs, simulated["ttft_s"], simulated["tpot_s"]
     )
     return [*found, Quantity("output tokens/s", throughput, measured)]
+
+
+def check_requests(name: str, trace: Trace) -> None:
+    """Refuses a trace that would take hours.
+
+    Raises:
+      InputError: the trace has more than ``MAX_REQUESTS``.
+    """
+    if len(trace) > MAX_REQUESTS:
+        raise InputError(
+            f"{name} has {len(trace):,} requests, and at most {MAX_REQUESTS:,} are simulated "
+            "one by one; take a part of them (--for 2h) or a share (--sample 0.1)"
+        )
 
 
 def trace_notes(trace: Trace, context_tokens: int | None) -> list[str]:

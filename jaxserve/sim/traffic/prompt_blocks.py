@@ -32,8 +32,16 @@ class PromptBlocks:
         """Names of the blocks of one prompt."""
         return self.names[self.starts[prompt] : self.starts[prompt + 1]]
 
-    def chosen(self, prompts: NDArray[np.bool_]) -> PromptBlocks:
-        """The prompts for which ``prompts``, bool[n], is true."""
+    def chosen(self, prompts: NDArray[np.bool_] | slice) -> PromptBlocks:
+        """Some of the prompts.
+
+        Args:
+          prompts: bool[n], true for these prompts, or their slice.
+        """
+        if isinstance(prompts, slice):
+            are_chosen = np.zeros(len(self.starts) - 1, bool)
+            are_chosen[prompts] = True
+            prompts = are_chosen
         counts = np.diff(self.starts)
         return PromptBlocks(
             self.tokens,

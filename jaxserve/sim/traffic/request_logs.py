@@ -41,8 +41,6 @@ NaN where the request was not streamed."""
 _MAX_S = 1e12
 MAX_LOG_BYTES = 256 * 2**20
 """Bytes of the largest log."""
-MAX_REQUESTS = 1_000_000
-"""Most requests of a log or a trace that the reference simulator plays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +79,7 @@ def load_request_log(
     Raises:
       InputError: the file cannot be read, holds several runs of which none is named, or a row is
         not what its format says; the message names file, line or request, and field. Also a unit
-        that is most likely another one, and more than ``MAX_REQUESTS``.
+        that is most likely another one.
     """
     name = str(path)
     data = _log_text(name)
@@ -98,15 +96,8 @@ def load_request_log(
     elif run is not None:
         raise InputError(f"{name} holds no runs of vllm bench serve, of which run {run} is one")
     if reader is None:
-        log = RequestLog(load_trace(path, None, 1.0, time_unit, part, advance), None, None)
-    else:
-        log = _log(name, list(reader(name, whole, data)), time_unit, part, reader is _of_engine)
-    if len(log.trace) > MAX_REQUESTS:
-        raise InputError(
-            f"{name} has {len(log.trace):,} requests, and at most {MAX_REQUESTS:,} are simulated "
-            "one by one; take a part of them (--for 2h) or a share (--sample 0.1)"
-        )
-    return log
+        return RequestLog(load_trace(path, None, 1.0, time_unit, part, advance), None, None)
+    return _log(name, list(reader(name, whole, data)), time_unit, part, reader is _of_engine)
 
 
 def _log_text(name: str) -> bytes:

@@ -106,9 +106,12 @@ class Trace:
         prompt = np.minimum(self.prompt_tokens, MAX_CONTEXT_TOKENS - output)
         return dataclasses.replace(self, prompt_tokens=prompt, output_tokens=output)
 
-    def chosen(self, requests: NDArray[np.bool_]) -> Trace:
-        """The trace of the requests for which ``requests``, bool[n], is true; the first of them
-        comes at 0."""
+    def chosen(self, requests: NDArray[np.bool_] | slice) -> Trace:
+        """The trace of some requests, the first of them at 0.
+
+        Args:
+          requests: bool[n], true for these requests, or their slice.
+        """
         arrival_s = self.arrival_s[requests]
         kinds, kind = self.kinds, self.kind
         if kind is not None:

@@ -1,0 +1,106 @@
+"""The parts of the traffic that a plan plays."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxserve.plan.inputs import PlanObjective
+from jaxserve.plan.play import judge
+from jaxserve.plan.traffic_parts import MOST_PLAYED, PlayedTraffic, busiest, traffic_to_play
+from jaxserve.sim.reference.request import LOG_DTYPE
+from jaxserve.sim.traffic.prompt_blocks import PromptBlocks
+from jaxserve.sim.traffic.traces import Trace
+
+
+def _trace(count: int, seconds: float, seed: int = 0) -> Trace:
+    """Arrivals whose rate rises to the tenth fold for a hundredth of the time."""
+    rng = np.random.default_rng(seed)
+    arrival_s = rng.uniform(0, seconds, count)
+    crowded = rng.random(count) < 0.09
+    arrival_s[crowded] = seconds * (0.6 + 0.01 * rng.random(crowded.sum()))
+    arrival_s.sort()
+    prompt = rng.integers(100, 2000, count).astype(np.int32)
+    outputs = rng.integers(20, 80, count).astype(np.int32)
+    return Trace(arrival_s - arrival_s[0], prompt, outputs)
+
+
+def _logs(traffic: PlayedTraffic, late: float) -> list[np.ndarray]:
+    """Logs in which requests of busy minutes miss their objective, and a share of the others."""
+    logs = []
+    for part in traffic.parts:
+        log = np.zeros(len(part.trace), LOG_DTYPE)
+        log["arrival_s"] = part.trace.arrival_s
+        log["output_tokens"] = part.trace.output_tokens
+        chance = np.modf(part.trace.prompt_tokens * 0.6180339)[0]
+        log["ttft_s"] = np.where(part.busy | (chance < late), 2.0, 0.1)
+        log["finish_s"] = log["arrival_s"] + 3.0
+        logs.append(log)
+    return logs
+
+
+def test_the_busiest_parts_are_disjoint() -> None:
+    long = _trace(7200, 3600)
+    parts = busiest(long)
+    requests = [set(range(part.start, part.stop)) for part in parts]
+    assert len(parts) == 3 and len(set.union(*requests)) == sum(map(len, requests))
+    assert len(set.union(*requests)) < 0.3 * len(long)
+    assert busiest(_trace(120, 60)) == [slice(0, 120)]
+
+
+def test_short_traffic_is_played_whole() -> None:
+    trace = _trace(5000, 3600)
+    whole, screen = (traffic_to_play(trace, each) for each in (False, True))
+    (part,) = whole.parts
+    assert len(part.trace) == whole.requests == len(trace) and whole.description is None
+    assert screen.bound and sum(len(each.trace) for each in screen.parts) < len(trace)
+
+
+def test_a_sample_stands_for_all_requests() -> None:
+    trace = _trace(2 * MOST_PLAYED, 40 * 3600.0)
+    for screen in (False, True):
+        traffic = traffic_to_play(trace, screen)
+        played = sum(len(part.trace) for part in traffic.parts)
+        assert played < 0.6 * len(trace)
+        stood_for = sum(part.weight.sum() for part in traffic.parts)
+        assert stood_for == pytest.approx(len(trace), rel=0.02)
+        assert traffic.strata is not None and traffic.description is not None
+    # A part begins before its window: these requests are played and not counted.
+    assert sum((part.weight == 0).any() for part in traffic.parts) > len(traffic.parts) // 2
+
+
+@pytest.mark.parametrize("late", [0.0, 0.01])
+def test_a_sample_tells_the_share_of_misses(late: float) -> None:
+    """Its interval has the share over the whole traffic in at least 18 of 20 traces; the upper
+    bound that screens is below the share in at most two."""
+    inside = below = 0
+    for seed in range(20):
+        trace = _trace(2 * MOST_PLAYED, 40 * 3600.0, seed)
+        sampled, screened = (traffic_to_play(trace, each) for each in (False, True))
+        whole = dataclasses.replace(sampled, parts=_whole(trace).parts, strata=None)
+        objective = PlanObjective(1.0, 0.1)
+        true, found, bound = (
+            judge(_logs(each, late), each, objective, 1) for each in (whole, sampled, screened)
+        )
+        assert found.sampling > 0.0 or found.attainment == pytest.approx(true.attainment, abs=1e-3)
+        inside += abs(found.attainment - true.attainment) <= found.chance
+        below += bound.attainment < true.attainment
+    assert inside >= 18 and below <= 2
+
+
+def test_a_slice_of_blocks_is_that_of_its_mask() -> None:
+    blocks = PromptBlocks(16, np.arange(6), np.array([0, 2, 2, 5, 6]))
+    part, masked = blocks.chosen(slice(1, 3)), blocks.chosen(np.array([False, True, True, False]))
+    assert (part.names == masked.names).all() and (part.starts == masked.starts).all()
+
+
+def _whole(trace: Trace) -> PlayedTraffic:
+    short = Trace(trace.arrival_s[:10], trace.prompt_tokens[:10], trace.output_tokens[:10])
+    minute = (trace.arrival_s / 60.0).astype(int)
+    counts = np.bincount(minute)
+    busy = (counts > 1.1 * len(trace) / len(counts))[minute]
+    (part,) = traffic_to_play(short, screen=False).parts
+    part = dataclasses.replace(part, trace=trace, weight=np.ones(len(trace)), busy=busy)
+    return PlayedTraffic((part,), len(trace))
