@@ -22,7 +22,8 @@ class DecodeBatch:
         self._remaining = np.zeros(64, np.int64)  # output tokens to come
         self._blocks = np.zeros(64, np.int64)  # KV blocks held
         self._survival = np.zeros((64, MAX_DEPTH))  # chance that draft position 1..8 is accepted
-        self._steps_to_finish = 0  # lower bound of the smallest _remaining
+        self.steps_to_finish = 0
+        """steps in which no sequence comes to its end, and one more; a lower bound"""
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -44,7 +45,7 @@ class DecodeBatch:
         self._blocks[row] = blocks
         self._survival[row] = request.draft_survival()
         self.kv_tokens += context
-        self._steps_to_finish = min(self._steps_to_finish, remaining) if row else remaining
+        self.steps_to_finish = min(self.steps_to_finish, remaining) if row else remaining
         self.sequences.append(request)
 
     def remove(self, request: Request) -> tuple[int, int, int]:
@@ -103,15 +104,23 @@ class DecodeBatch:
             remaining -= steps
             tokens = int(steps.sum())
         self.kv_tokens += tokens
-        self._steps_to_finish -= depth + 1
+        self.steps_to_finish -= depth + 1
         through: list[tuple[Request, int]] = []
-        if self._steps_to_finish <= 0:
+        if self.steps_to_finish <= 0:
             ended = np.flatnonzero(remaining == 0)
             through = [(self.sequences[row], int(self._blocks[row])) for row in ended]
             if through:
                 self._drop(ended)
-            self._steps_to_finish = int(self._remaining[: len(self)].min(initial=2**60))
+            self.steps_to_finish = int(self._remaining[: len(self)].min(initial=2**60))
         return tokens, through
+
+    def pass_steps(self, steps: int) -> None:
+        """Advances all sequences by ``steps`` without drafts, fewer than ``steps_to_finish``."""
+        rows = len(self)
+        self._context[:rows] += steps
+        self._remaining[:rows] -= steps
+        self.kv_tokens += steps * rows
+        self.steps_to_finish -= steps
 
     def record_generated(self) -> None:
         """Writes the progress of all into their requests; ``advance`` does not."""

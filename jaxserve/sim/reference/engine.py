@@ -102,10 +102,16 @@ class Engine:
         if self._capacity_blocks() != self.pool.capacity:
             self.pool.resize(self._capacity_blocks())
 
-    def start(self, now: float) -> float | None:
+    def start(self, now: float, undisturbed_s: float = -math.inf) -> float | None:
         """Composes the next iteration; returns when it ends, or None when there is nothing to do.
 
         Check ``crashed`` and ``displaced`` afterwards.
+
+        Args:
+          now: time at which the iteration starts.
+          undisturbed_s: time before which nobody changes or asks anything of this engine. Decode
+            steps that end before it and complete no sequence are done with, and the iteration is
+            the one after them.
         """
         for request, blocks in self._incoming:
             self.decoding.join(request, blocks)
@@ -116,7 +122,7 @@ class Engine:
         )
         tier = self.knobs.tier
         # An iteration that only preempts takes no time; the next one finds the freed blocks.
-        while self._compose(now) and not (self._rows or self._chunks):
+        while (preempted := self._compose(now)) and not (self._rows or self._chunks):
             pass
         if not (self._rows or self._chunks):
             return None
@@ -138,6 +144,10 @@ class Engine:
             if self.crashed:
                 return None
 
+        alike = sequences == len(self.decoding) and not (chunks or preempted or depth)
+        if alike and now < undisturbed_s:
+            now = self._pass_steps(now, undisturbed_s)
+
         # Each decode step also reads the token that it has just written.
         kv_tokens = self.decoding.tokens_of(sequences) + sequences
         self._duration_s = self.timer.iteration_s(
@@ -152,6 +162,48 @@ class Engine:
         work.tokens += tokens
         work.kv_tokens += kv_tokens
         return now + self._duration_s
+
+    def _pass_steps(self, now: float, undisturbed_s: float) -> float:
+        """Does decode steps of the whole batch that end before ``undisturbed_s`` and after which
+        each sequence has a step to go; returns the end of the last one.
+
+        What was not admitted before these steps is not admitted between them: blocks and slots only
+        become fewer.
+        """
+        decoding, counters = self.decoding, self.counters
+        sequences, tier = len(decoding), self.knobs.tier
+        if self.settings.depth_after(sequences, self.knobs.speculation_depth):
+            return now
+        most = decoding.steps_to_finish - 1
+        # Blocks of the step after these are taken as well, as those of the first one are.
+        while most > 0:
+            missing = decoding.missing(0, sequences, most + 1)
+            if (blocks := int(missing.sum())) <= max(self.pool.free, 0):
+                break
+            most //= 2
+        work, kv_tokens = counters.work[tier], decoding.kv_tokens
+        steps = 0
+        while steps < most:
+            kv_tokens += sequences
+            step_s = self.timer.iteration_s(decode_seqs=sequences, kv_tokens=kv_tokens, tier=tier)
+            if now + step_s >= undisturbed_s:
+                break
+            now += step_s
+            steps += 1
+            counters.decodes.append((step_s, sequences))
+            work.kv_tokens += kv_tokens
+        if not steps:
+            return now
+        if steps < most:
+            missing = decoding.missing(0, sequences, steps + 1)
+            blocks = int(missing.sum())
+        self.pool.allocate(blocks)
+        decoding.grow(0, missing)
+        decoding.pass_steps(steps)
+        counters.tokens += steps * sequences
+        work.iterations += steps
+        work.tokens += steps * sequences
+        return now
 
     def finish(self, now: float) -> None:
         """Applies the iteration that ``start`` composed and that ends at ``now``."""

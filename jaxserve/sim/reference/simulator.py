@@ -108,8 +108,11 @@ class ReferenceSimulator:
         self._arrived: list[Request] = []
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._event_count = 0
+        self._interruptions: list[float] = []  # times of events that are no end of an iteration
+        self._steady = False
         self._drains = 0
         self._in_force = (knobs.tier, knobs.prefill_gpus)
+        self._until_s = 0.0
         self._open_window()
         self.submit(requests)
 
@@ -139,6 +142,7 @@ class ReferenceSimulator:
             checks.refuse("until_s", until_s, f"{self.now_s} (now) or later")
         self._check(knobs)
         self._open_window()
+        self._until_s, self._steady = until_s, False
         self._knobs = knobs
         self._queue.set_order(knobs.priority_routing)
         self._handoffs.set_order(knobs.priority_routing)
@@ -198,16 +202,48 @@ class ReferenceSimulator:
 
     def _settle(self) -> None:
         """Brings everything that can move at this instant into motion."""
-        self._stop_drained()
-        self._roll()
+        self._note_ended()
+        changed = not self._steady
+        if changed:
+            self._stop_drained()
+            self._roll()
         moved = True
         while moved:
-            self._assign_roles()
+            if not self._steady:
+                changed = True
+                self._assign_roles()
+                self._steady = self._is_steady()
             self._route()
             self._hand_over()
             moved = self._start_idle()
-        self._note_in_force()
+        if changed:
+            self._note_in_force()
         self._note_ended()
+
+    def _is_steady(self) -> bool:
+        """Whether no GPU is down, drains or has to change, so that only requests move."""
+        knobs = self._knobs
+        return (
+            (self._tier, self._prefill_gpus) == (knobs.tier, knobs.prefill_gpus)
+            and self._split_from == knobs.prefill_gpus
+            and not self.replicas.count(Phase.DRAINING)
+            and all(gpu.up for gpu in self._serving())
+            and all(self._restart_s(index) is None for index in range(len(self._gpus)))
+        )
+
+    def _undisturbed_s(self) -> float:
+        """Time before which iterations that complete no request concern their own GPU alone: until
+        the next arrival, the next control point or any other event, where GPUs neither change nor
+        hand sequences over, no request waits for a GPU, and in a closed loop only where there is no
+        other GPU whose completions let requests in."""
+        alone = self.settings.concurrency is None or len(self._gpus) == 1
+        if not self._steady or self._prefill_gpus or self._queue or not alone:
+            return -math.inf
+        while self._interruptions and self._interruptions[0] <= self.now_s:
+            heapq.heappop(self._interruptions)
+        arrival_s = self._future[0][0] if self._future else math.inf
+        event_s = self._interruptions[0] if self._interruptions else math.inf
+        return min(self._until_s, arrival_s, event_s)
 
     def _assign_roles(self) -> None:
         """Splits the GPUs once all that are to prefill are up; until then each does both.
@@ -294,17 +330,18 @@ class ReferenceSimulator:
     def _start_idle(self) -> bool:
         """Starts an iteration on every idle GPU; True if that sent requests back to the router."""
         moved = False
+        undisturbed_s = self._undisturbed_s()
         for gpu in self._gpus:
             if not gpu.up or gpu.busy:
                 continue
             engine = gpu.engine
-            end_s = engine.start(self.now_s)
+            end_s = engine.start(self.now_s, undisturbed_s)
             if engine.crashed:
                 self._crash(gpu)
                 moved = True
             elif end_s is not None:
                 gpu.busy = True
-                self._schedule(end_s, self._end_iteration, gpu)
+                self._put(end_s, self._end_iteration, gpu)
             for request in engine.displaced:
                 self._queue.push(request)
                 moved = True
@@ -366,7 +403,7 @@ class ReferenceSimulator:
 
     def _take_down(self, gpu: _Gpu, seconds: float) -> None:
         """Stops a GPU for ``seconds``."""
-        gpu.up = False
+        gpu.up = self._steady = False
         gpu.down_since_s = self.now_s
         self._schedule(self.now_s + seconds, self._bring_up, gpu)
 
@@ -422,6 +459,7 @@ class ReferenceSimulator:
             self._schedule(end_s, self._end_drain, (gpu, gpu.drain))
 
     def _end_start(self, start: Start) -> None:
+        self._steady = False
         if start.cancelled or not self.replicas.ready(start, self.now_s):
             return
         gpu = self._gpus[start.index]
@@ -446,7 +484,7 @@ class ReferenceSimulator:
             self.replicas.stop(index, self.now_s)
 
     def _bring_up(self, gpu: _Gpu) -> None:
-        gpu.up = True
+        gpu.up, self._steady = True, False
         self._down_s += self.now_s - max(gpu.down_since_s, self._window_start_s)
         gpu.prefills = self._gpus.index(gpu) < self._prefill_gpus
         self._set_knobs(gpu.engine, self._tier)
@@ -468,6 +506,11 @@ class ReferenceSimulator:
         engine.set_knobs(knobs)
 
     def _schedule(self, time_s: float, handler: Callable[[Any], None], subject: object) -> None:
+        """Schedules an event that concerns more than one iteration."""
+        heapq.heappush(self._interruptions, time_s)
+        self._put(time_s, handler, subject)
+
+    def _put(self, time_s: float, handler: Callable[[Any], None], subject: object) -> None:
         self._event_count += 1
         heapq.heappush(self._events, (time_s, self._event_count, handler, subject))
 
