@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student_t
 
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import EngineOption
@@ -128,19 +129,27 @@ class Played:
     """preemptions per request."""
     in_flight: float
     """mean sequences that run on one engine, over the time in which it has any."""
+    peak: int
+    """most sequences that ran at once, on all engines."""
     unserved: int
     """requests that no engine has room for."""
     crowded: float
     """share of the missed requests that arrived in windows busier than the mean."""
     sampling: float = 0.0
-    """standard error of the attainment from the sample of the traffic; 0 where none was drawn."""
+    """half width of a 95 % interval of the attainment from the sample of the traffic, one-sided for
+    a bound; 0 where none was drawn."""
+
+    @property
+    def expected_misses(self) -> float:
+        """Share of the requests that miss, without the margin that makes it a bound."""
+        return 1.0 - self.attainment + (self.chance if self.sampling else 0.0)
 
     @property
     def chance(self) -> float:
         """Half width of a 95 % interval of the attainment from the chance of arrivals alone, of
         which misses are a Poisson count, and from the sample."""
         missed = max((1.0 - self.attainment) * self.requests, 1.0)
-        return 1.96 * math.hypot(math.sqrt(missed) / self.requests, self.sampling)
+        return math.hypot(1.96 * math.sqrt(missed) / self.requests, self.sampling)
 
 
 def judge(
@@ -184,6 +193,7 @@ def judge(
         waited=share(waited, late),
         preempted=float(np.average(log["preemptions"], weights=weight)),
         in_flight=_mean_in_flight(logs) / replicas,
+        peak=max(_most_at_once(each) for each in logs),
         unserved=int((~served & counts).sum()),
         crowded=share(busy, missed),
     )
@@ -207,12 +217,21 @@ def _mean_in_flight(logs: Sequence[np.ndarray]) -> float:
     return running_s / lasted_s
 
 
+def _most_at_once(log: np.ndarray) -> int:
+    """Most sequences that ran at once; a preempted one counts as running."""
+    served = log[np.isfinite(log["finish_s"]) & (log["finish_s"] > 0)]
+    began, ended = np.sort(served["first_scheduled_s"]), np.sort(served["finish_s"])
+    running = np.arange(1, len(began) + 1) - np.searchsorted(ended, began, side="right")
+    return int(running.max(initial=0))
+
+
 def _sampling_error(missed_of: Sequence[NDArray[np.bool_]], traffic: PlayedTraffic) -> float:
-    """Standard error of the share of misses: of a stratum with N windows, n of them drawn, and
-    misses y and requests x in each, the total has the variance N^2 (1 - n / N) / n times that of
-    y - x sum(y) / sum(x)."""
+    """Half width of a 95 % interval of the share of misses: of a stratum with N windows, n of them
+    drawn, and misses y and requests x in each, the total has the variance v = N^2 (1 - n / N) / n
+    times that of y - x sum(y) / sum(x). Student's t has sum(v)^2 / sum(v^2 / (n - 1)) degrees of
+    freedom (Cochran, 5.16)."""
     assert traffic.strata is not None
-    variance = 0.0
+    variance = of_variance = 0.0
     for number, windows in enumerate(traffic.strata):
         drawn = [
             (float(missed[part.weight > 0].sum()), float((part.weight > 0).sum()))
@@ -224,8 +243,13 @@ def _sampling_error(missed_of: Sequence[NDArray[np.bool_]], traffic: PlayedTraff
         misses, requests = np.array(drawn).T
         off = misses - requests * misses.sum() / max(requests.sum(), 1.0)
         spread = float((off**2).sum()) / (len(drawn) - 1)
-        variance += windows**2 * (1.0 - len(drawn) / windows) / len(drawn) * spread
-    return math.sqrt(variance) / traffic.requests
+        own = windows**2 * (1.0 - len(drawn) / windows) / len(drawn) * spread
+        variance += own
+        of_variance += own**2 / (len(drawn) - 1)
+    if not variance:
+        return 0.0
+    t = student_t.ppf(0.95 if traffic.bound else 0.975, variance**2 / of_variance)
+    return float(t) * math.sqrt(variance) / traffic.requests
 
 
 def interval(results: Sequence[Played]) -> tuple[float, float]:

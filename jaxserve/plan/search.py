@@ -206,7 +206,7 @@ class _Search:
         variants = [first]
         found = self.tried[first]
         if not found.meets(target):
-            hopeless = 1.0 - found.result.attainment > _HOPELESS * max(self._misses, 1e-3)
+            hopeless = found.result.expected_misses > _HOPELESS * max(self._misses, 1e-3)
             if hopeless and not family.split:  # one replica too few of a role misses nearly all
                 return None
             variants += _other_limits(first, found.result)
@@ -241,7 +241,9 @@ def _other_limits(deployment: PlannedDeployment, result: Played) -> list[Planned
         within = [each for each in BATCH_CAPS if each <= running and each < cap]
         wanted = [(cap, budget // 2), (cap, budget // 4), *((each, budget) for each in within[-2:])]
     else:
-        wanted = [(cap, 2 * budget), (cap, 4 * budget), (min(2 * cap, BATCH_CAPS[-1]), 2 * budget)]
+        wanted = [(cap, 2 * budget), (cap, 4 * budget)]
+        if result.peak >= cap:
+            wanted.append((min(2 * cap, BATCH_CAPS[-1]), 2 * budget))
     within_range = [
         replace(deployment, batch_cap=caps, token_budget=tokens)
         for caps, tokens in dict.fromkeys(wanted)

@@ -10,6 +10,7 @@ sections 6.10 and 6.11.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,12 +26,12 @@ _SLICE_LEAST_S = 90.0
 _BUSY_S = 60.0
 _BUSY = 1.1
 """Times the mean rate from which on a minute is busy."""
-_WINDOW_REQUESTS, _WINDOW_S = 800, 120.0
+_WINDOW_REQUESTS, _WINDOW_S = 600, 30.0
 """Requests of a sampled window, and its shortest length, s."""
-_LEAD = 0.25
+_LEAD, _LEAD_S = 0.25, 15.0
 """Time before a sampled window that is played with it so that engines are as full as they were, as
-a share of the window."""
-_DRAWN, _SCREENED = 8, 2
+a share of the window, and at least, s."""
+_DRAWN, _SCREENED = 16, 3
 """Windows drawn from each stratum, and those that screen deployments."""
 _SCREENED_SHARE = 1 / 8
 """Share of the windows, the busiest ones, in whose strata deployments are screened; requests of the
@@ -62,6 +63,8 @@ class PlayedTraffic:
     strata: tuple[int, ...] | None = None
     """windows in each stratum of a sample; None where the parts are no sample, and requests
     outside of them count as inside the objectives."""
+    window_s: float = math.nan
+    """length of a window of a sample."""
     bound: bool = False
     """whether the run is to tell an upper bound of the attainment, not its expectation."""
 
@@ -71,11 +74,10 @@ class PlayedTraffic:
         if self.strata is None:
             return None
         played = sum(int((part.weight > 0).sum()) for part in self.parts)
-        length_s = float(np.median([part.trace.duration_s for part in self.parts]))
         return (
-            f"{len(self.parts)} windows of about {length_s / (1 + _LEAD):,.0f} s with {played:,} "
-            f"requests are played for all {self.requests:,}: the busiest ones all, the others as a "
-            "sample by their load, whose error is in the interval."
+            f"{len(self.parts)} windows of {self.window_s:,.0f} s with {played:,} requests are "
+            f"played for all {self.requests:,}: the busiest ones all, the others as a sample by "
+            "their load, whose error is in the interval."
         )
 
 
@@ -121,6 +123,7 @@ def _sample(trace: Trace, screen: bool) -> PlayedTraffic:
     """The sample of the windows of a long trace."""
     rate = len(trace) / trace.duration_s
     window_s = max(_WINDOW_REQUESTS / rate, _WINDOW_S)
+    lead_s = max(_LEAD * window_s, _LEAD_S)
     windows = max(int(trace.duration_s / window_s), 1)
     edges = np.searchsorted(trace.arrival_s, np.arange(windows + 1) * window_s)
     edges[-1] = len(trace)
@@ -141,12 +144,12 @@ def _sample(trace: Trace, screen: bool) -> PlayedTraffic:
         strata.append(len(members))
         for window in drawn.tolist():
             begin, end = int(edges[window]), int(edges[window + 1])
-            lead = int(np.searchsorted(trace.arrival_s, (window - _LEAD) * window_s))
+            lead = int(np.searchsorted(trace.arrival_s, window * window_s - lead_s))
             weight = np.full(end - lead, stands_for)
             weight[: begin - lead] = 0.0
             part = slice(lead, end)
             parts.append(TrafficPart(trace.chosen(part), weight, busy[part], number))
-    return PlayedTraffic(tuple(parts), len(trace), tuple(strata), screen)
+    return PlayedTraffic(tuple(parts), len(trace), tuple(strata), window_s, screen)
 
 
 def _doubling(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:

@@ -14,6 +14,7 @@ from jaxserve.plan.capacity import (
     Limits,
     best_limits,
     decode_share,
+    fewest_replicas,
     least_replicas,
     rates,
     split_limits,
@@ -106,3 +107,19 @@ def test_least_replicas_follow_the_rate() -> None:
     arrival_s = np.concatenate([np.arange(60), 60 + np.arange(120) / 2])
     ones = np.ones(180, np.int32)
     assert least_replicas(Trace(arrival_s.astype(float), ones, ones), 0.51).tolist() == [2, 4]
+
+
+def test_a_burst_needs_the_replicas_that_its_requests_allow() -> None:
+    """Half of the requests come in a tenth of the time: more may miss, fewer replicas suffice."""
+    arrival_s = np.sort(np.append(np.linspace(0, 5400, 1000), np.linspace(4800, 5400, 1000)))
+    tokens = np.full(2000, 100, np.int32)
+    trace = Trace(arrival_s, tokens, tokens)
+    prices = {"h100-sxm-80gb": 3.0}
+
+    def needed(attainment: float) -> int:
+        objective = PlanObjective(1.0, 0.1, attainment)
+        inputs = PlanInputs("llama-3.1-8b", trace, "a burst", objective, prices, max_gpus=16)
+        return fewest_replicas(inputs, 0.2)
+
+    # A minute of the burst brings 111 requests, and a replica finishes 12.2 of them in time.
+    assert (needed(0.99), needed(0.74), needed(0.5)) == (9, 5, 1)

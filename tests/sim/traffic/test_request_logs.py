@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.sim.traffic import request_logs
+from jaxserve.sim.reference import own_log
 from jaxserve.sim.traffic.request_logs import load_request_log
 from jaxserve.sim.traffic.trace_files.part import TracePart
 
@@ -166,6 +166,6 @@ def test_a_part_of_a_log(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert facts["rows_read"] == 3 and "--from 1s --for 1h of 2 requests" in log.trace.summary
     with pytest.raises(InputError, match="no request in the part; its last one is at 2 s"):
         load_request_log(path, part=TracePart("1h"))
-    monkeypatch.setattr(request_logs, "MAX_REQUESTS", 1)
+    monkeypatch.setattr(own_log, "MAX_REQUESTS", 1)
     with pytest.raises(InputError, match=r"has 2 requests, and at most 1 are .*--for 2h.*--sample"):
-        load_request_log(path)
+        own_log.check_requests("log", load_request_log(path).trace)
