@@ -26,8 +26,9 @@ _SLICE_LEAST_S = 90.0
 _BUSY_S = 60.0
 _BUSY = 1.1
 """Times the mean rate from which on a minute is busy."""
-_WINDOW_REQUESTS, _WINDOW_S = 600, 30.0
-"""Requests of a sampled window, and its shortest length, s."""
+_WINDOW_REQUESTS, _SCREENED_REQUESTS, _WINDOW_S = 600, 300, 30.0
+"""Requests of a sampled window, those of one that screens deployments, and its shortest length,
+s."""
 _LEAD, _LEAD_S = 0.25, 15.0
 """Time before a sampled window that is played with it so that engines are as full as they were, as
 a share of the window, and at least, s."""
@@ -122,7 +123,7 @@ def busiest(trace: Trace) -> list[slice]:
 def _sample(trace: Trace, screen: bool) -> PlayedTraffic:
     """The sample of the windows of a long trace."""
     rate = len(trace) / trace.duration_s
-    window_s = max(_WINDOW_REQUESTS / rate, _WINDOW_S)
+    window_s = max((_SCREENED_REQUESTS if screen else _WINDOW_REQUESTS) / rate, _WINDOW_S)
     lead_s = max(_LEAD * window_s, _LEAD_S)
     windows = max(int(trace.duration_s / window_s), 1)
     edges = np.searchsorted(trace.arrival_s, np.arange(windows + 1) * window_s)
