@@ -49,7 +49,7 @@ def certainty(plan: Plan) -> list[str]:
         f"{suffices}.",
     ]
     if plan.sample is not None:
-        said.append(f"{plan.sample[0].upper()}{plan.sample[1:]}")
+        said.append(plan.sample)
     option = plan.best.deployment.option
     if not doubt.measured:
         assumed = assumed_times(option.kind, plan.inputs.model, option.stack, (option.tier,))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxserve.plan.doubt import most_expected
-from jaxserve.plan.inputs import PlanInputs
+from jaxserve.plan.inputs import PlanInputs, PlanObjective
 from jaxserve.plan.options import LARGEST_CAP, EngineOption, mean_lengths
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
@@ -137,36 +137,52 @@ def least_replicas(
     return np.ceil(rates(trace, window_s) / requests_per_s - 1e-9).astype(np.int64)
 
 
-def fewest_replicas(inputs: PlanInputs, requests_per_s: float) -> int:
-    """Replicas below which more requests miss the objective on TTFT than may.
+@dataclass(frozen=True, eq=False)
+class WindowWork:
+    """Work that arrives in each window of a trace, in requests of mean lengths."""
 
-    Of the work that arrives in a window, replicas finish in time what they can do until the window
-    and the objective have passed; the rest misses. The work of a window is the least of its shares
-    of the requests, the prompt tokens and the output tokens, which no engine can undercut.
+    requests: NDArray[np.float64]
+    """float64[W], the least of a window's shares of the requests, of the prompt tokens and of the
+    output tokens, times all requests: no engine has less to do."""
+    length_s: NDArray[np.float64]
+    """float64[W], length of each window; the last one lasts until the end of the trace."""
 
-    Args:
-      requests_per_s: rate of one replica, at most.
-    """
-    trace, wanted = inputs.trace, inputs.objective
-    windows = max(int(trace.duration_s / WINDOW_S), 1)
-    place = np.minimum((trace.arrival_s / WINDOW_S).astype(np.int64), windows - 1)
-    work = np.min(
-        [
+    @classmethod
+    def of(cls, trace: Trace) -> WindowWork:
+        """The work of a trace."""
+        windows = max(int(trace.duration_s / WINDOW_S), 1)
+        place = np.minimum((trace.arrival_s / WINDOW_S).astype(np.int64), windows - 1)
+        each = [
             np.bincount(place, values, windows) / values.mean()
             for values in (np.ones(len(trace)), trace.prompt_tokens, trace.output_tokens)
-        ],
-        axis=0,
-    )
-    last_s = trace.duration_s - (windows - 1) * WINDOW_S
-    length_s = np.append(np.full(windows - 1, WINDOW_S), max(last_s, WINDOW_S))
-    each = requests_per_s * (length_s + wanted.ttft_s)
-    allowed = (1.0 - wanted.attainment) * len(trace)
-    replicas = 1
-    while np.maximum(work - replicas * each, 0.0).sum() > allowed:
-        replicas += 1
-        if replicas > inputs.max_gpus:
-            break
-    return replicas
+        ]
+        length_s = np.full(windows, WINDOW_S)
+        length_s[-1] = max(trace.duration_s - (windows - 1) * WINDOW_S, WINDOW_S)
+        return cls(np.min(each, axis=0), length_s)
+
+
+def fewest_replicas(
+    work: WindowWork, objective: PlanObjective, requests_per_s: float, running: int, most: int
+) -> int:
+    """Replicas below which more requests miss the objectives than may; ``most`` + 1 where so
+    many do not suffice.
+
+    Of the work of a window, replicas have completed what their rate allows until the window and
+    the objective have passed, and as many requests as fit may be running; the rest misses.
+
+    Args:
+      work: work of the traffic.
+      objective: the objective.
+      requests_per_s: rate of one replica, at most.
+      running: requests that run at once on one replica, at most.
+      most: replicas that are tried.
+    """
+    each = requests_per_s * (work.length_s + objective.ttft_s) + running
+    allowed = (1.0 - objective.attainment) * float(work.requests.sum())
+    for replicas in range(1, most + 1):
+        if np.maximum(work.requests - replicas * each, 0.0).sum() <= allowed:
+            return replicas
+    return most + 1
 
 
 def usual_in_flight(option: EngineOption, inputs: PlanInputs) -> float:

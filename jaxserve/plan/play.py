@@ -166,7 +166,7 @@ def judge(
     busy = np.concatenate([part.busy for part in traffic.parts])
     log = np.concatenate(logs)
     counts = weight > 0
-    served = np.isfinite(log["finish_s"]) & (log["finish_s"] > 0)
+    served = _served(log)
     late = ~served | (log["ttft_s"] > objective.ttft_s)
     slow = served & (log["tpot_s"] > objective.tpot_s)
     missed = late | slow
@@ -206,11 +206,16 @@ def judge(
     return dataclasses.replace(played, attainment=min(played.attainment + played.chance, 1.0))
 
 
+def _served(log: np.ndarray) -> NDArray[np.bool_]:
+    """bool[n], whether each request was served to its end."""
+    return np.isfinite(log["finish_s"]) & (log["finish_s"] > 0)
+
+
 def _mean_in_flight(logs: Sequence[np.ndarray]) -> float:
     """Mean sequences that run at once, from the first arrival of each part to its last end."""
     running_s = lasted_s = 0.0
     for log in logs:
-        served = np.isfinite(log["finish_s"]) & (log["finish_s"] > 0)
+        served = _served(log)
         running_s += float((log["finish_s"] - log["first_scheduled_s"])[served].sum())
         end_s = log["finish_s"][served].max(initial=0.0)
         lasted_s += max(float(end_s - log["arrival_s"].min(initial=0.0)), 1e-9)
@@ -219,7 +224,7 @@ def _mean_in_flight(logs: Sequence[np.ndarray]) -> float:
 
 def _most_at_once(log: np.ndarray) -> int:
     """Most sequences that ran at once; a preempted one counts as running."""
-    served = log[np.isfinite(log["finish_s"]) & (log["finish_s"] > 0)]
+    served = log[_served(log)]
     began, ended = np.sort(served["first_scheduled_s"]), np.sort(served["finish_s"])
     running = np.arange(1, len(began) + 1) - np.searchsorted(ended, began, side="right")
     return int(running.max(initial=0))

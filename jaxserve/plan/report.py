@@ -67,8 +67,8 @@ def report_html(plan: Plan, commands: dict[str, str]) -> str:
         *([] if plan.check is None else ["<h2>Checked</h2>", _list(plan.check["sentences"])]),
         "<h2>Cost and attainment</h2>",
         front_svg(plan),
-        '<p class="soft">Filled: the whole traffic was played. Hollow: the busiest parts were, '
-        "which gives an upper bound. Line: the Pareto front.</p>",
+        '<p class="soft">Filled: the whole traffic was played, or the sample that stands for it. '
+        "Hollow: the busiest parts were, which gives an upper bound. Line: the Pareto front.</p>",
         "<h2>GPUs over time</h2>",
         demand_svg(plan),
         f'<p class="soft">Fewest GPUs that could serve each minute, ceil(rate / '

@@ -18,6 +18,7 @@ from jaxserve.plan.capacity import (
     BATCH_CAPS,
     TOKEN_BUDGETS,
     Limits,
+    WindowWork,
     best_limits,
     decode_share,
     fewest_replicas,
@@ -25,7 +26,7 @@ from jaxserve.plan.capacity import (
     split_limits,
 )
 from jaxserve.plan.inputs import PlanInputs
-from jaxserve.plan.options import EngineOption
+from jaxserve.plan.options import LARGEST_CAP, EngineOption
 from jaxserve.plan.play import PlannedDeployment, Play, Played, Player
 
 Progress = Callable[[str, int, int], None]
@@ -163,9 +164,11 @@ class _Search:
 
     def run(self) -> FoundPlans:
         """Plays in the order of price."""
+        work = WindowWork.of(self.inputs.trace)
         for family in self.families:
-            fewest, _ = family.replicas(self.inputs.max_gpus)
-            needed = fewest_replicas(self.inputs, _OPTIMISM * family.requests_per_s)
+            fewest, most = family.replicas(self.inputs.max_gpus)
+            rate = _OPTIMISM * family.requests_per_s
+            needed = fewest_replicas(work, self.inputs.objective, rate, LARGEST_CAP, most)
             self._push(family, max(fewest, needed))
         while self._heap:
             if self.progress is not None:

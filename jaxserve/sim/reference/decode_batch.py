@@ -23,7 +23,7 @@ class DecodeBatch:
         self._blocks = np.zeros(64, np.int64)  # KV blocks held
         self._survival = np.zeros((64, MAX_DEPTH))  # chance that draft position 1..8 is accepted
         self.steps_to_finish = 0
-        """steps in which no sequence comes to its end, and one more; a lower bound"""
+        """lower bound of the steps until the first sequence ends."""
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -144,8 +144,8 @@ class Engine:
             if self.crashed:
                 return None
 
-        alike = sequences == len(self.decoding) and not (chunks or preempted or depth)
-        if alike and now < undisturbed_s:
+        all_decode = sequences == len(self.decoding) and not (chunks or preempted or depth)
+        if all_decode and now < undisturbed_s:
             now = self._pass_steps(now, undisturbed_s)
 
         # Each decode step also reads the token that it has just written.
@@ -167,8 +167,8 @@ class Engine:
         """Does decode steps of the whole batch that end before ``undisturbed_s`` and after which
         each sequence has a step to go; returns the end of the last one.
 
-        What was not admitted before these steps is not admitted between them: blocks and slots only
-        become fewer.
+        A request that was not admitted before these steps is not admitted between them: free blocks
+        and slots only become fewer.
         """
         decoding, counters = self.decoding, self.counters
         sequences, tier = len(decoding), self.knobs.tier
