@@ -279,7 +279,11 @@ class RawServer(socketserver.ThreadingTCPServer):
     def __init__(self, says: bytes = b"", *, stays: bool = False) -> None:
         """Args: what is said, and whether the connection then stays open."""
         super().__init__(("127.0.0.1", 0), _RawAnswer)
-        self.says = says
+        # An answer that ends before its connection does must say that the connection ends too: a
+        # client that keeps it may write its next request into it while it is being closed.
+        self.says = says.replace(
+            b"\r\ncontent-length:", b"\r\nconnection: close\r\ncontent-length:", 1
+        )
         self.requests = 0
         """for output: a gateway also asks for knobs when it starts."""
         self.ends = threading.Event()
