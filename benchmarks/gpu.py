@@ -13,7 +13,7 @@ from benchmarks.page import page_parser, publish
 from jaxserve.errors import InputError
 
 TASK = "adversarial_multitenant"
-BATCHES = tuple(2**power for power in range(10, 18))
+BATCHES = tuple(4**power for power in range(5, 9))
 
 
 def main() -> int:

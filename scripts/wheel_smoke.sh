@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds sdist and wheel into dist/, then uses the wheel in an empty environment outside the
-# checkout. The lock file's versions apply, so that a new release elsewhere cannot break a build.
+# checkout, first without and then with an extra. The lock file's versions apply, so that a new release elsewhere cannot break a build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 repo=$PWD
@@ -12,8 +12,12 @@ rm -rf dist
 "$uv" build --quiet --out-dir dist # the wheel is built from the sdist, so both are complete
 "$uv" export --quiet --frozen --extra server --no-hashes --no-emit-project --output-file "$work/locked.txt"
 "$uv" venv --quiet --python "$repo/.venv/bin/python" "$work/venv"
-"$uv" pip install --quiet --python "$work/venv" --constraints "$work/locked.txt" \
-  "$(echo dist/*.whl)[server]"
+install() {
+  "$uv" pip install --quiet --python "$work/venv" --constraints "$work/locked.txt" "$1"
+}
+install "$(echo dist/*.whl)"
+(cd "$work" && "$work/venv/bin/jaxserve" --help >help.txt) || { cat "$work/help.txt"; exit 1; }
+install "$(echo dist/*.whl)[server]"
 
 cd "$work"
 env -u PYTHONPATH "$work/venv/bin/python" - "$repo" <<'PYTHON'
@@ -49,4 +53,3 @@ with LocalServer(Path.cwd()) as server, ServeClient(server.url) as client:
 print(f"outside the checkout the wheel steps (reward {reward:.3f}) and serves ({served:.3f})")
 assert 0.0 < reward <= 1.0 and 0.0 < served <= 1.0
 PYTHON
-"$work/venv/bin/jaxserve" --help >"$work/help.txt" || { cat "$work/help.txt"; exit 1; }

@@ -143,7 +143,8 @@ def record_trace(
         records: Records of a gateway, a line of JSON for each request.
         out: Trace to write, ending in .csv.
     """
-    from jaxserve.live.record import record, summary
+    with needing("gateway", "record"):
+        from jaxserve.live.record import record, summary
     from jaxserve.show.terminal import result_console
 
     check_output(out, "--out")
