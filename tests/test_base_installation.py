@@ -1,0 +1,117 @@
+"""``pip install jaxserve`` without an extra: every command works or names the extra it needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxserve import cli
+
+_WITHOUT_EXTRAS = '''
+"""Runs commands, with the packages that only extras install hidden."""
+import importlib.abc, importlib.metadata, json, re, sys
+
+def needed(name, found):
+    for line in importlib.metadata.requires(name) or ():
+        if "extra ==" in line:
+            continue
+        package = re.match(r"[A-Za-z0-9._-]+", line)[0].lower().replace("_", "-")
+        if package in found:
+            continue
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of another system
+        found.add(package)
+        needed(package, found)
+    return found
+
+kept = needed("jaxserve", {"jaxserve"})
+hidden = {
+    module
+    for module, packages in importlib.metadata.packages_distributions().items()
+    if not any(package.lower().replace("_", "-") in kept for package in packages)
+}
+
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+assert {"aiohttp", "fastapi", "matplotlib", "gymnasium"} <= hidden and "jax" not in hidden
+
+from jaxserve import cli
+
+for arguments in json.loads(sys.argv[1]):
+    print("$", *arguments, file=sys.stderr, flush=True)
+    try:
+        code = cli.main(arguments)
+    except SystemExit as refused:
+        code = refused.code
+    print("=", code, file=sys.stderr, flush=True)
+'''
+
+_RECORD = {
+    "arrival_unix_s": 1.0,
+    "prompt_tokens": 10,
+    "output_tokens": 5,
+    "outcome": "completed",
+}
+
+
+@pytest.mark.slow
+def test_every_command_works_or_names_its_extra(tmp_path: Path) -> None:
+    """Whatever a command imports beyond the base installation is asked for in a sentence."""
+    records, task = tmp_path / "records.jsonl", "bursty_workload"
+    records.write_text(json.dumps(_RECORD) + "\n")
+    trace = tmp_path / "trace.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.5,100,10\n2023-11-16 18:00:01.5,200,20\n"
+    )
+    nobody = "http://127.0.0.1:9"
+    works = [
+        ["--help"],
+        ["formats"],
+        ["table", "show", "llama-3.1-70b__h100-sxm-80gb"],
+        ["evaluate", "--task", task, "--episodes", "1", "--agent", "default"],
+        ["simulate", str(trace), "--table", "llama-3.1-70b__h100-sxm-80gb"],
+        ["plan", "--model", "llama-3.1-8b", "--hardware", "h100-sxm-80gb", "--max-gpus", "1"]
+        + ["--rate", "0.2", "--prompt", "100", "--output", "20", "--ttft", "1", "--tpot", "0.1"]
+        + ["--out", str(tmp_path / "plan")],
+        ["grafana", "--out", str(tmp_path / "dashboard.json")],
+    ]
+    needs = [
+        ["gateway", "--engine", f"vllm={nobody}"],
+        ["mock-engine", "--model", "llama-3.1-8b", "--hardware", "h100-sxm-80gb"],
+        ["calibrate", "--url", nobody, "--hardware", "h100-sxm-80gb", "--model", "llama-3.1-8b"]
+        + ["--out", str(tmp_path / "x.parquet")],
+        ["record", str(records), "--out", str(tmp_path / "x.csv")],
+        ["live-task", "--task", task, "--out", str(tmp_path / "x.json")],
+        ["operate", "--task", task, "--log", str(tmp_path / "log")],
+        ["send", "--task", task, "--url", nobody],
+        ["switch", "off"],
+        ["live-study", "--directory", str(tmp_path / "study")],
+        ["rollout", "serve"],
+        ["evaluate", "--task", task, "--plot", str(tmp_path / "x.png")],
+    ]
+    found = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_EXTRAS, json.dumps([*works, *needs])],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=tmp_path,
+        check=False,
+    )
+    print(found.stderr)
+    said = found.stderr.split("$ ")[1:]
+    assert len(said) == len(works) + len(needs) and found.returncode == 0
+    for line in said[: len(works)]:
+        assert line.endswith("= 0\n")
+    for line in said[len(works) :]:
+        assert "install" in line and line.endswith("= 2\n")
+    assert {words[0] for words in [*works, *needs]} <= {"--help", *cli.COMMANDS}
