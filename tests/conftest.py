@@ -3,6 +3,8 @@ need no server of their own share one."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import absl.logging
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -20,7 +23,7 @@ from tests.processor_budget import KINDS, ProcessorBudget, kind
 from tests.quick_compiler import compile_quickly, programs_compute
 
 StartServer = Callable[..., LocalServer]
-_MANY_MAPS = 25_000
+_LARGE_BYTES = 800 * 2**20
 _BUDGET = "processor_budget"
 
 # JAX reads these when it is first imported, and the commands that tests start inherit them.
@@ -80,14 +83,19 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs_find_room() -> Iterator[None]:
-    """Drops compiled programs after a file, once there are many.
+    """Drops compiled programs after a file that leaves the process large.
 
-    One holds up to a thousand memory maps, of which Linux grants a process 65,530; past them XLA
-    ends the process with a segmentation fault. What a later file needs is in the cache on disk.
+    Workers that keep all of their programs fill the memory of a machine within half an hour, and
+    one program holds up to a thousand memory maps, of which Linux grants a process 65,530. What a
+    later file needs is in the cache on disk.
     """
     yield
-    if "jax" in sys.modules and _memory_maps() > _MANY_MAPS:
+    if "jax" in sys.modules and psutil.Process().memory_info().rss > _LARGE_BYTES:
         sys.modules["jax"].clear_caches()
+        gc.collect()
+        # glibc keeps what the compiler freed until it is asked for it.
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +103,6 @@ def computing_programs() -> Iterator[None]:
     """For files whose programs compute for longer than they compile."""
     with programs_compute():
         yield
-
-
-def _memory_maps() -> int:
-    try:
-        return Path("/proc/self/maps").read_text().count("\n")
-    except OSError:  # a system without the limit
-        return 0
 
 
 @contextmanager
