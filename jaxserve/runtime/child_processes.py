@@ -7,6 +7,7 @@ found under Linux's ``/proc`` by an environment variable that they inherited.
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import subprocess
 import time
@@ -17,6 +18,9 @@ from typing import Any
 
 START_S = 300.0
 _POLL_S = 0.05
+_PORTS = range(20_000, 32_000)
+"""Ports that no system gives to outgoing connections, which would take a port between the moment
+that finds it unused and the start of its server."""
 
 LEADER = ("sh", "-c", "trap '' TERM; read _; kill -9 0")
 """Command that leads a group and kills it when its standard input closes; only this process holds
@@ -134,12 +138,20 @@ def stop(process: subprocess.Popen[Any], within_s: float) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different unused ports of this machine."""
+    """Different unused ports of this machine, drawn at random from ``_PORTS``.
+
+    Raises:
+      OSError: fewer are unused.
+    """
+    found: list[int] = []
     with contextlib.ExitStack() as held:  # all are held until all are known
-        return [
-            held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            for _ in range(count)
-        ]
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                return found
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+                found.append(port)
+    raise OSError(f"fewer than {count} ports of 127.0.0.1 are unused")
 
 
 def _answers(url: str, any_status: bool) -> bool:
