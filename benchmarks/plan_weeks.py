@@ -95,7 +95,7 @@ def weeks_page(shares: list[float], folder: Path) -> str:
         f"Printed by `python -m benchmarks.plan_weeks`: `jaxserve plan {' '.join(_OPTIONS)}` for "
         f"traffic like that of ServeGen's {WORKLOAD}, {os.cpu_count()} cores.",
         "",
-        "| share | requests | time | greatest memory | deployment | SLO met |",
+        "| share | requests | time | greatest memory | deployment | SLO met, 95 % |",
         "|--:|--:|--:|--:|---|--:|",
     ]
     for share in shares:
@@ -103,9 +103,11 @@ def weeks_page(shares: list[float], folder: Path) -> str:
         requests = write_weeks(trace, share)
         command = [sys.executable, "-m", "jaxserve.cli", "plan", "--trace", str(trace), *_OPTIONS]
         seconds, gigabytes, _ = measured([*command, "--out", str(out)])
-        answer = json.loads((out / "plan.json").read_text())
+        plan = json.loads((out / "plan.json").read_text())
+        low, high = plan["interval_95"]["attainment"]
         lines.append(
-            f"| {share:g} | {requests:,} | {seconds:.0f} s | {gigabytes:.2f} GB | {answer} |"
+            f"| {share:g} | {requests:,} | {seconds:.0f} s | {gigabytes:.2f} GB "
+            f"| {plan['deployment']['name']} | {low:.1%} to {high:.1%} |"
         )
         print(lines[-1], flush=True)
     return "\n".join(lines) + "\n"

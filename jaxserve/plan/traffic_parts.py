@@ -32,7 +32,7 @@ s."""
 _LEAD, _LEAD_S = 0.25, 15.0
 """Time before a sampled window that is played with it so that engines are as full as they were, as
 a share of the window, and at least, s."""
-_DRAWN, _SCREENED = 16, 3
+_DRAWN, _SCREENED = 16, 6
 """Windows drawn from each stratum, and those that screen deployments."""
 _SCREENED_SHARE = 1 / 8
 """Share of the windows, the busiest ones, in whose strata deployments are screened; requests of the
