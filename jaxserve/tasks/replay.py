@@ -125,7 +125,7 @@ def shared_slo_note(spec: TaskSpec, trace: Trace) -> str | None:
     return (
         f"all {len(trace.kinds)} kinds of the trace's requests ({', '.join(trace.kinds)}) share "
         f"the objectives of task {spec.name}, TTFT {stream.ttft_slo_s:g} s and TPOT "
-        f"{stream.tpot_slo_s:g} s; slos gives each kind its own"
+        f"{stream.tpot_slo_s:g} s; --slo or slos gives each kind its own"
     )
 
 

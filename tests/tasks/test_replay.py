@@ -281,7 +281,7 @@ def test_kinds_without_objectives_share_the_tasks(spec: TaskSpec) -> None:
         env = jaxserve.make(spec, trace=trace)
     assert [str(each.message) for each in warned] == [
         "all 2 kinds of the trace's requests (batch, chat) share the objectives of task "
-        "trace_replay, TTFT 0.5 s and TPOT 0.05 s; slos gives each kind its own"
+        "trace_replay, TTFT 0.5 s and TPOT 0.05 s; --slo or slos gives each kind its own"
     ]
     np.testing.assert_allclose(env.slo.ttft_s, 0.5)
     with warnings.catch_warnings():
