@@ -369,7 +369,7 @@ def _play(
         trace = part.trace
         if scale != 1.0:
             trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / scale)
-        logs.append(simulate(trace, timer, served_by(by, trace, frontend_s)))
+        logs.append(simulate(trace, timer, served_by(by, trace, frontend_s), part.before))
     return judge(logs, traffic, objective, by.replicas)
 
 

@@ -32,6 +32,8 @@ s."""
 _LEAD, _LEAD_S = 0.25, 15.0
 """Time before a sampled window that is played with it so that engines are as full as they were, as
 a share of the window, and at least, s."""
+_REMEMBERED = 5_000
+"""Requests before a part whose prompts prefix caches may still hold."""
 _DRAWN, _SCREENED = 16, 6
 """Windows drawn from each stratum, and those that screen deployments."""
 _SCREENED_SHARE = 1 / 8
@@ -52,6 +54,8 @@ class TrafficPart:
     """bool[n], whether each arrives in a minute busier than the mean one."""
     stratum: int = 0
     """stratum of a sampled window."""
+    before: Trace | None = None
+    """requests before it, which prefix caches may still hold; None where no prompts are shared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +98,12 @@ def traffic_to_play(trace: Trace, screen: bool) -> PlayedTraffic:
     busy = _in_busy_minutes(trace)
     chosen = busiest(trace) if screen else [slice(0, len(trace))]
     parts = [
-        TrafficPart(trace.chosen(each), np.ones(each.stop - each.start), busy[each])
+        TrafficPart(
+            trace.chosen(each),
+            np.ones(each.stop - each.start),
+            busy[each],
+            before=_before(trace, each.start),
+        )
         for each in chosen
     ]
     return PlayedTraffic(tuple(parts), len(trace), bound=screen)
@@ -149,8 +158,16 @@ def _sample(trace: Trace, screen: bool) -> PlayedTraffic:
             weight = np.full(end - lead, stands_for)
             weight[: begin - lead] = 0.0
             part = slice(lead, end)
-            parts.append(TrafficPart(trace.chosen(part), weight, busy[part], number))
+            before = _before(trace, lead)
+            parts.append(TrafficPart(trace.chosen(part), weight, busy[part], number, before))
     return PlayedTraffic(tuple(parts), len(trace), tuple(strata), window_s, screen)
+
+
+def _before(trace: Trace, first: int) -> Trace | None:
+    """The last requests before a part that begins with the request ``first``."""
+    if trace.blocks is None or not first:
+        return None
+    return trace.chosen(slice(max(first - _REMEMBERED, 0), first))
 
 
 def _doubling(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:

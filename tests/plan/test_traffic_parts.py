@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,22 @@ def test_short_traffic_is_played_whole() -> None:
     (part,) = whole.parts
     assert len(part.trace) == whole.requests == len(trace) and whole.description is None
     assert screen.bound and sum(len(each.trace) for each in screen.parts) < len(trace)
+
+
+@pytest.mark.parametrize("count", [5_000, MOST_PLAYED + 1])
+def test_prompts_before_a_part_are_remembered(count: int) -> None:
+    """Those of the requests just before it, where the traffic tells shared prefixes."""
+    trace = _trace(count, 36_000)
+    assert all(part.before is None for part in traffic_to_play(trace, True).parts)
+    names = np.arange(count)
+    shared = dataclasses.replace(trace, blocks=PromptBlocks(2048, names, np.arange(count + 1)))
+    for part in traffic_to_play(shared, True).parts:
+        assert part.trace.blocks is not None
+        first = int(part.trace.blocks.names[0])
+        if part.before is None:
+            assert first == 0
+        else:
+            assert part.before.blocks is not None and part.before.blocks.names[-1] == first - 1
 
 
 def test_a_sample_stands_for_all_requests() -> None:

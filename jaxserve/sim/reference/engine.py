@@ -274,6 +274,16 @@ class Engine:
     def _capacity_blocks(self) -> int:
         return self.knobs.kv_capacity_tokens // self.settings.block_tokens
 
+    def remember(self, request: Request) -> None:
+        """Leaves in the prefix cache what it would hold had ``request`` been served here before."""
+        tokens = request.prompt_tokens + request.output_tokens - 1
+        blocks = self._blocks_for(tokens)
+        if blocks <= self.pool.free:
+            found, _ = self._find_cached(request)
+            self.pool.reuse(request, found)
+            self.pool.allocate(blocks - found)
+            self.pool.release(request, blocks, tokens // self.settings.block_tokens)
+
     def _blocks_for(self, tokens: int) -> int:
         return int(self.settings.blocks(tokens))
 

@@ -15,6 +15,7 @@ from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.machine.acceptance import Drafts, tokens_per_step
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.machine.memory import SequenceKv, check_prefix_caching
+from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import (
     Knobs,
     ReferenceSettings,
@@ -32,6 +33,9 @@ Array = NDArray[np.float64]
 MAX_ENGINES = 64
 MAX_REQUESTS = 1_000_000
 """Most requests of a log or a trace that ``jaxserve simulate`` plays."""
+_FILLS = 4
+"""Tokens of the requests that fill prefix caches, as a multiple of what these hold: shared prefixes
+are held once."""
 _FIRST_WAIT_S = 60.0
 _FEWEST_READY = 8
 _OTHER_UNIT = 100.0
@@ -103,13 +107,16 @@ class Quantity:
         return None if not self.measured else self.simulated / self.measured - 1
 
 
-def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
+def simulate(
+    trace: Trace, timer: IterationTimer, by: ServedBy, before: Trace | None = None
+) -> np.ndarray:
     """Serves a trace to its end.
 
     Args:
       trace: requests; none is turned away but those that are too long for the KV pool or the model.
       timer: times of iterations, such as a ``CostModel``.
       by: the engines.
+      before: requests that the engines served before; prefix caches hold the last of them.
 
     Returns:
       ``LOG_DTYPE`` rows in the order of the trace.
@@ -142,6 +149,7 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
         timer,
         knobs,
         requests,
+        served=[] if before is None else _remembered(before, by, len(requests)),
     )
     wait_s = _FIRST_WAIT_S
     simulator.advance(trace.duration_s, knobs)
@@ -150,6 +158,19 @@ def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
         wait_s *= 2
     log = simulator.log()
     return log[np.argsort(log["id"])]
+
+
+def _remembered(before: Trace, by: ServedBy, first_id: int) -> list[Request]:
+    """The last requests of a trace, as many as fill the KV pools where most of their tokens are
+    those of others; none without prefix caching."""
+    if not by.prefix_caching:
+        return []
+    tokens = (before.prompt_tokens.astype(np.int64) + before.output_tokens)[::-1]
+    count = int(np.searchsorted(np.cumsum(tokens), _FILLS * by.kv_tokens * by.gpus)) + 1
+    served = trace_requests(before.chosen(slice(max(len(before) - count, 0), len(before))))
+    for number, request in enumerate(served, first_id):
+        request.id = number
+    return served
 
 
 def quantities(log: RequestLog, simulated: np.ndarray) -> list[Quantity]:

@@ -14,6 +14,7 @@ Replicas of a fleet start and drain as ``sim/reference/replicas.py`` says.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -71,6 +72,8 @@ class ReferenceSimulator:
       seed: of speculation and front-end delays. Delays are drawn in the order of arrival, so they
         do not depend on the knobs.
       memory: device memory of iterations; without it there is no out-of-memory restart.
+      served: requests that were served before time 0, in order; what prefix caches still hold of
+        them can be found. The engines had them in turn. Ids are those of no other request.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class ReferenceSimulator:
         requests: Iterable[Request] = (),
         seed: int = 0,
         memory: MemoryMeter | None = None,
+        served: Iterable[Request] = (),
     ) -> None:
         self.settings = settings
         self.now_s = 0.0
@@ -95,6 +99,9 @@ class ReferenceSimulator:
         self.replicas = Replicas(settings.num_gpus, settings.fleet, knobs.replicas, starts)
         for gpu in self._gpus[: knobs.prefill_gpus]:
             gpu.prefills = True
+        prefilling = self._gpus[: knobs.prefill_gpus] or self._gpus
+        for request, gpu in zip(served, itertools.cycle(prefilling), strict=False):
+            gpu.engine.remember(request)
         self._split_from = knobs.prefill_gpus
         self._router = Router(settings.routing)
         self._queue = WaitingQueue(knobs.priority_routing)

@@ -39,9 +39,9 @@ class PromptBlocks:
           prompts: bool[n], true for these prompts, or their slice.
         """
         if isinstance(prompts, slice):
-            are_chosen = np.zeros(len(self.starts) - 1, bool)
-            are_chosen[prompts] = True
-            prompts = are_chosen
+            begin, end, _ = prompts.indices(len(self.starts) - 1)
+            starts = self.starts[begin : end + 1]
+            return PromptBlocks(self.tokens, self.names[starts[0] : starts[-1]], starts - starts[0])
         counts = np.diff(self.starts)
         return PromptBlocks(
             self.tokens,

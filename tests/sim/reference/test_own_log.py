@@ -83,6 +83,30 @@ def test_more_engines_and_a_front_end() -> None:
     np.testing.assert_allclose(far["tpot_s"], one["tpot_s"])
 
 
+@FEW
+@given(seed=st.integers(0, 2**32 - 1), kv_blocks=st.integers(80, 400), first=st.integers(0, 40))
+def test_what_was_served_before_is_still_cached(seed: int, kv_blocks: int, first: int) -> None:
+    """Requests that never meet find in the caches what they find when all are played, evicted
+    blocks included."""
+    rng = np.random.default_rng(seed)
+    ids, prompts = [], rng.integers(16, 1_200, 40).astype(np.int32)
+    for number, prompt in enumerate(prompts.tolist()):
+        shared = rng.integers(0, 1 + -(-prompt // 16))
+        stem = rng.integers(0, 4)
+        ids.append(
+            [f"{stem}.{place}" for place in range(shared)]
+            + [f"of {number}.{place}" for place in range(shared, -(-prompt // 16))]
+        )
+    blocks = from_ids(ids, prompts, 16)
+    outputs = rng.integers(1, 60, 40).astype(np.int32)
+    trace = Trace(100.0 * np.arange(40), prompts, outputs, blocks=blocks)
+    by = ServedBy(kv_tokens=16 * kv_blocks, prefix_caching=True)
+    whole = simulate(trace, _COST, by)
+    before = trace.chosen(slice(0, first)) if first else None
+    part = simulate(trace.chosen(slice(first, 40)), _COST, by, before)
+    np.testing.assert_array_equal(part["cached_tokens"], whole["cached_tokens"][first:])
+
+
 def test_drafts_shorten_tokens() -> None:
     """By no more than the tokens that a step makes, since drafts take time too."""
     trace = _trace(20)
