@@ -23,6 +23,7 @@ from benchmarks.page import page_parser, publish
 from benchmarks.trace_size import EPOCH, measured
 from jaxserve.errors import InputError
 from jaxserve.studies.fidelity.demand_fit import SLOT_S, Clients, read_clients
+from jaxserve.studies.fidelity.measurements import shared_data
 
 WORKLOAD = "chat_large"
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -31,7 +32,6 @@ SHARES = (0.02, 0.1)
 _NETWORK_S = 0.1
 """Longest time between the client and the trace, s; Gamma gaps of a large coefficient of variation
 are mostly below a microsecond, which no clock of a trace tells apart."""
-_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "servegen"
 _OPTIONS = [
     "--model", "llama-3.1-8b", "--hardware", "a100-sxm-80gb,h100-sxm-80gb,h200-sxm-141gb,l40s-48gb",
     "--ttft", "2", "--tpot", "0.1", "--max-gpus", "64",
@@ -69,15 +69,13 @@ def drawn(clients: Clients, share: float) -> list[NDArray[np.float64]]:
     return [column[order] for column in joined]
 
 
-def write_weeks(path: Path, share: float) -> int:
-    """Writes the traffic in the columns of the Azure traces; the number of requests.
+def write_weeks(path: Path, clients: Clients, share: float) -> int:
+    """Writes the traffic in the columns of the Azure traces.
 
-    Raises:
-      InputError: ServeGen's data are absent.
+    Returns:
+      number of requests.
     """
-    if not _DATA.is_dir():
-        raise InputError(f"{_DATA} with ServeGen's clients is absent")
-    times, prompts, outputs = drawn(read_clients(_DATA, WORKLOAD), share)
+    times, prompts, outputs = drawn(clients, share)
     stamps = pa.array(EPOCH + (1e6 * times).astype("timedelta64[us]"))
     tokens = [
         pa.array(np.maximum(column, 1.0).round().astype(int)) for column in (prompts, outputs)
@@ -88,7 +86,15 @@ def write_weeks(path: Path, share: float) -> int:
 
 
 def weeks_page(shares: list[float], folder: Path) -> str:
-    """Plans for every share and prints each as it is known; Markdown."""
+    """Plans for every share and prints each as it is known; Markdown.
+
+    Raises:
+      InputError: ServeGen's data are absent.
+    """
+    data = shared_data()
+    if data is None or not (data / "servegen").is_dir():
+        raise InputError("the measured data with ServeGen's clients are absent")
+    clients = read_clients(data / "servegen", WORKLOAD)
     lines = [
         "# Plans for two weeks of requests",
         "",
@@ -100,7 +106,7 @@ def weeks_page(shares: list[float], folder: Path) -> str:
     ]
     for share in shares:
         trace, out = folder / f"weeks_{share:g}.csv", folder / f"plan_{share:g}"
-        requests = write_weeks(trace, share)
+        requests = write_weeks(trace, clients, share)
         command = [sys.executable, "-m", "jaxserve.cli", "plan", "--trace", str(trace), *_OPTIONS]
         seconds, gigabytes, _ = measured([*command, "--out", str(out)])
         plan = json.loads((out / "plan.json").read_text())

@@ -1,5 +1,6 @@
 """Places of packaged data, and writing of files that are never left half written."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -22,6 +23,17 @@ def data_dir() -> Path:
     package = Path(__file__).resolve().parent
     installed = package / "data"
     return installed if installed.is_dir() else package.parent / "data"
+
+
+def source_digest(*folders: str) -> bytes:
+    """Digest of the package's modules at the top and of those in ``folders``, because kept results
+    of another version mean nothing."""
+    root = Path(__file__).parent
+    inside = (path for folder in folders for path in (root / folder).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in sorted([*root.glob("*.py"), *inside]):
+        digest.update(path.read_bytes())
+    return digest.digest()
 
 
 def load_json(name: str) -> Any:

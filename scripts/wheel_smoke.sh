@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds sdist and wheel into dist/, then uses the wheel in an empty environment outside the
-# checkout, first without and then with an extra. The lock file's versions apply, so that a new release elsewhere cannot break a build.
+# checkout, first without and then with an extra. The lock file's versions apply, so that a new
+# release elsewhere cannot break a build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 repo=$PWD

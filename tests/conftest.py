@@ -85,9 +85,9 @@ def pytest_collection_finish() -> None:
 def _programs_find_room() -> Iterator[None]:
     """Drops compiled programs after a file that leaves the process large.
 
-    Workers that keep all of their programs fill the memory of a machine within half an hour, and
-    one program holds up to a thousand memory maps, of which Linux grants a process 65,530. What a
-    later file needs is in the cache on disk.
+    Workers that keep all of their programs fill the memory of a machine within half an hour. Linux
+    grants a process 65,530 memory maps, and one program holds up to a thousand of them. Programs
+    that a later file needs are in the cache on disk.
     """
     yield
     if "jax" in sys.modules and psutil.Process().memory_info().rss > _LARGE_BYTES:

@@ -11,28 +11,25 @@ import pytest
 
 _WITHOUT_EXTRAS = '''
 """Runs commands, with the packages that only extras install hidden."""
-import importlib.abc, importlib.metadata, json, re, sys
+import importlib.abc, importlib.metadata, json, sys
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 def needed(name, found):
     for line in importlib.metadata.requires(name) or ():
-        if "extra ==" in line:
-            continue
-        package = re.match(r"[A-Za-z0-9._-]+", line)[0].lower().replace("_", "-")
-        if package in found:
-            continue
-        try:
-            importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # of another system
-        found.add(package)
-        needed(package, found)
+        wanted = Requirement(line)
+        package = canonicalize_name(wanted.name)
+        here = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+        if here and package not in found:
+            found.add(package)
+            needed(package, found)
     return found
 
 kept = needed("jaxserve", {"jaxserve"})
 hidden = {
     module
     for module, packages in importlib.metadata.packages_distributions().items()
-    if not any(package.lower().replace("_", "-") in kept for package in packages)
+    if not any(canonicalize_name(package) in kept for package in packages)
 }
 
 class Hidden(importlib.abc.MetaPathFinder):
@@ -60,7 +57,6 @@ _RECORD = {
     "output_tokens": 5,
     "outcome": "completed",
 }
-
 
 _TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:00:00.5,100,10
@@ -94,7 +90,7 @@ evaluate --task bursty_workload --plot x.png
 
 @pytest.mark.slow
 def test_every_command_works_or_names_its_extra(tmp_path: Path) -> None:
-    """Whatever a command imports beyond the base installation is asked for in a sentence."""
+    """A command that imports a package beyond the base installation names the extra with it."""
     (tmp_path / "records.jsonl").write_text(json.dumps(_RECORD) + "\n")
     (tmp_path / "trace.csv").write_text(_TRACE)
     works, needs = (lines.strip().splitlines() for lines in (_WORKS, _NEEDS))

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.datafiles import UNREADABLE_ARCHIVE, write_atomic
+from jaxserve.datafiles import UNREADABLE_ARCHIVE, source_digest, write_atomic
 from jaxserve.env import ServeEnv
 
 _Row = tuple[bytes, float]
@@ -92,7 +92,9 @@ class PlayedSettings:
 
 def search_digest(env: ServeEnv, keys: jax.Array) -> str:
     """Digest of all that the rewards of a search depend on."""
-    digest = hashlib.sha256(_source_digest())
+    digest = hashlib.sha256(jax.__version__.encode())
+    # The modules at the top hold the environment, and the grids that settings are indices of.
+    digest.update(source_digest("sim", "arrays", "tasks", "agents"))
     leaves, tree = jax.tree.flatten((env, jax.random.key_data(keys)))
     digest.update(str(tree).encode())
     for leaf in leaves:
@@ -100,17 +102,6 @@ def search_digest(env: ServeEnv, keys: jax.Array) -> str:
         digest.update(f"{array.shape}{array.dtype}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()[:32]
-
-
-def _source_digest() -> bytes:
-    """Digest of the package's source, because rewards of another version mean nothing."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256(jax.__version__.encode())
-    # The modules at the top hold the environment, and the grids that settings are indices of.
-    folders = [(root / part).rglob("*.py") for part in ("sim", "arrays", "tasks", "agents")]
-    for path in sorted([*root.glob("*.py"), *(path for folder in folders for path in folder)]):
-        digest.update(path.read_bytes())
-    return digest.digest()
 
 
 def _read(path: Path | None) -> dict[_Row, NDArray[np.float32]]:

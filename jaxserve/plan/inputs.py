@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.checks import JsonObject
-from jaxserve.datafiles import read_json
+from jaxserve.datafiles import read_json, source_digest
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.acceptance import timed_profiles
 from jaxserve.sim.machine.formats import KV_FORMATS, STORED_BYTES
@@ -205,13 +205,17 @@ def gpu_prices(
 
 
 def inputs_digest(inputs: PlanInputs) -> str:
-    """Digest of the traffic and the objectives: results of one belong to no other."""
+    """Digest of the traffic, the objectives and the source that plays them: results of one belong
+    to no other."""
     import hashlib
 
     limits = (*dataclasses.astuple(inputs.objective), inputs.frontend_s)
     digest = hashlib.sha256(json.dumps(limits).encode())
-    trace = inputs.trace
-    for values in (trace.arrival_s, trace.prompt_tokens, trace.output_tokens):
+    digest.update(source_digest("sim", "plan"))
+    trace, blocks = inputs.trace, inputs.trace.blocks
+    columns = [trace.arrival_s, trace.prompt_tokens, trace.output_tokens]
+    if blocks is not None:
+        columns += [np.array([blocks.tokens]), blocks.names, blocks.starts]
+    for values in columns:
         digest.update(np.ascontiguousarray(values).tobytes())
-    digest.update(b"blocks" if trace.blocks is not None else b"")
     return digest.hexdigest()

@@ -334,8 +334,6 @@ class Player:
             by.token_budget,
             by.kv_tokens,
             *(by.option.sequence_kv or ()),
-            # A run that goes on may be of a version that samples otherwise.
-            [len(part.trace) for part in self._traffic[play.slices].parts],
             play.slices,
             play.slowdown,
             play.traffic_scale,

@@ -97,15 +97,7 @@ def traffic_to_play(trace: Trace, screen: bool) -> PlayedTraffic:
         return _sample(trace, screen)
     busy = _in_busy_minutes(trace)
     chosen = busiest(trace) if screen else [slice(0, len(trace))]
-    parts = [
-        TrafficPart(
-            trace.chosen(each),
-            np.ones(each.stop - each.start),
-            busy[each],
-            before=_before(trace, each.start),
-        )
-        for each in chosen
-    ]
+    parts = [_part(trace, each, np.ones(each.stop - each.start), busy[each]) for each in chosen]
     return PlayedTraffic(tuple(parts), len(trace), bound=screen)
 
 
@@ -158,16 +150,22 @@ def _sample(trace: Trace, screen: bool) -> PlayedTraffic:
             weight = np.full(end - lead, stands_for)
             weight[: begin - lead] = 0.0
             part = slice(lead, end)
-            before = _before(trace, lead)
-            parts.append(TrafficPart(trace.chosen(part), weight, busy[part], number, before))
+            parts.append(_part(trace, part, weight, busy[part], number))
     return PlayedTraffic(tuple(parts), len(trace), tuple(strata), window_s, screen)
 
 
-def _before(trace: Trace, first: int) -> Trace | None:
-    """The last requests before a part that begins with the request ``first``."""
-    if trace.blocks is None or not first:
-        return None
-    return trace.chosen(slice(max(first - _REMEMBERED, 0), first))
+def _part(
+    trace: Trace,
+    requests: slice,
+    weight: NDArray[np.float64],
+    busy: NDArray[np.bool_],
+    stratum: int = 0,
+) -> TrafficPart:
+    """The part of a trace with these requests."""
+    before = None
+    if trace.blocks is not None and requests.start:
+        before = trace.chosen(slice(max(requests.start - _REMEMBERED, 0), requests.start))
+    return TrafficPart(trace.chosen(requests), weight, busy, stratum, before)
 
 
 def _doubling(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:

@@ -19,8 +19,8 @@ from typing import Any
 START_S = 300.0
 _POLL_S = 0.05
 _PORTS = range(20_000, 32_000)
-"""Ports that no system gives to outgoing connections, which would take a port between the moment
-that finds it unused and the start of its server."""
+"""Ports that systems, as they are set up, give to no outgoing connection: such a connection would
+take a port between the moment that finds it unused and the start of its server."""
 
 LEADER = ("sh", "-c", "trap '' TERM; read _; kill -9 0")
 """Command that leads a group and kills it when its standard input closes; only this process holds
@@ -146,11 +146,11 @@ def free_ports(count: int) -> list[int]:
     found: list[int] = []
     with contextlib.ExitStack() as held:  # all are held until all are known
         for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-            if len(found) == count:
-                return found
             with contextlib.suppress(OSError):
                 held.enter_context(socket.create_server(("127.0.0.1", port)))
                 found.append(port)
+            if len(found) == count:
+                return found
     raise OSError(f"fewer than {count} ports of 127.0.0.1 are unused")
 
 

@@ -61,7 +61,7 @@ def test_short_traffic_is_played_whole() -> None:
 
 @pytest.mark.parametrize("count", [5_000, MOST_PLAYED + 1])
 def test_prompts_before_a_part_are_remembered(count: int) -> None:
-    """Those of the requests just before it, where the traffic tells shared prefixes."""
+    """A part has the requests just before it where the traffic tells shared prefixes."""
     trace = _trace(count, 36_000)
     assert all(part.before is None for part in traffic_to_play(trace, True).parts)
     names = np.arange(count)

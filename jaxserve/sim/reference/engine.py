@@ -232,6 +232,16 @@ class Engine:
         """Tokens of ``request`` that need not be computed here."""
         return self._find_cached(request)[0] * self.settings.block_tokens
 
+    def remember(self, request: Request) -> None:
+        """Leaves in the prefix cache what it would hold had ``request`` been served here before."""
+        tokens = request.prompt_tokens + request.output_tokens - 1
+        blocks = self._blocks_for(tokens)
+        if blocks <= self.pool.free:
+            found, _ = self._find_cached(request)
+            self.pool.reuse(request, found)
+            self.pool.allocate(blocks - found)
+            self.pool.release(request, blocks, tokens // self.settings.block_tokens)
+
     def transfer_blocks(self, request: Request) -> int:
         """Blocks that ``request``, prefilled elsewhere, needs for its first step here."""
         return self._blocks_for(request.prefill_target + self.knobs.speculation_depth)
@@ -273,16 +283,6 @@ class Engine:
 
     def _capacity_blocks(self) -> int:
         return self.knobs.kv_capacity_tokens // self.settings.block_tokens
-
-    def remember(self, request: Request) -> None:
-        """Leaves in the prefix cache what it would hold had ``request`` been served here before."""
-        tokens = request.prompt_tokens + request.output_tokens - 1
-        blocks = self._blocks_for(tokens)
-        if blocks <= self.pool.free:
-            found, _ = self._find_cached(request)
-            self.pool.reuse(request, found)
-            self.pool.allocate(blocks - found)
-            self.pool.release(request, blocks, tokens // self.settings.block_tokens)
 
     def _blocks_for(self, tokens: int) -> int:
         return int(self.settings.blocks(tokens))

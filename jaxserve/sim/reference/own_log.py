@@ -161,13 +161,13 @@ def simulate(
 
 
 def _remembered(before: Trace, by: ServedBy, first_id: int) -> list[Request]:
-    """The last requests of a trace, as many as fill the KV pools where most of their tokens are
-    those of others; none without prefix caching."""
+    """The last requests of a trace, as many as fill the KV pools even where most of their blocks
+    are shared; none without prefix caching."""
     if not by.prefix_caching:
         return []
     tokens = (before.prompt_tokens.astype(np.int64) + before.output_tokens)[::-1]
     count = int(np.searchsorted(np.cumsum(tokens), _FILLS * by.kv_tokens * by.gpus)) + 1
-    served = trace_requests(before.chosen(slice(max(len(before) - count, 0), len(before))))
+    served = trace_requests(before.chosen(slice(-count, None)))
     for number, request in enumerate(served, first_id):
         request.id = number
     return served
