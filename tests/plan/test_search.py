@@ -12,11 +12,12 @@ import pytest
 from jaxserve.errors import InputError
 from jaxserve.plan.answer import certainty, measurement, plan_json, scaling, unknown
 from jaxserve.plan.folder import write_plan
-from jaxserve.plan.inputs import PlanInputs, PlanObjective
+from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import engine_options
 from jaxserve.plan.plan import Plan, make_plan
 from jaxserve.plan.play import PlannedDeployment, Play, Player
 from jaxserve.plan.search import search
+from jaxserve.sim.traffic.prompt_blocks import PromptBlocks
 from jaxserve.sim.traffic.traces import Trace
 
 PRICES = {"h100-sxm-80gb": 3.5, "l40s-48gb": 1.1}
@@ -42,6 +43,21 @@ def plan() -> Plan:
     inputs = _inputs(8, PlanObjective(1.0, 0.06))
     options, excluded = engine_options(inputs)
     return make_plan(inputs, options, excluded, Player(inputs))
+
+
+def test_kept_runs_of_other_prefixes_are_others() -> None:
+    """Two traces with the same lengths, whose prompts share other blocks, have their own runs."""
+    inputs = _inputs(8, PlanObjective(1.0, 0.06))
+    count = len(inputs.trace)
+
+    def digest(names: np.ndarray) -> str:
+        blocks = PromptBlocks(512, names, np.arange(count + 1))
+        trace = dataclasses.replace(inputs.trace, blocks=blocks)
+        return inputs_digest(dataclasses.replace(inputs, trace=trace))
+
+    alone, shared = np.arange(count), np.zeros(count, np.int64)
+    assert len({inputs_digest(inputs), digest(alone), digest(shared)}) == 3
+    assert digest(alone) == digest(alone.copy())
 
 
 def test_nothing_cheaper_meets_the_objectives(plan: Plan) -> None:
