@@ -225,8 +225,9 @@ class _Runs:
     def play_whole(self) -> None:
         """Plays the whole traffic where the busiest parts leave the answer open."""
         plays = list(self._ends)
-        for group in (self._fewer[:1], self._more, self._scaled[::-1]):
-            plays += [each for each in group if self._busiest_pass(each)][:1]
+        # The largest traffic that passes there may miss on all of it, so two are played.
+        for group, most in ((self._fewer[:1], 1), (self._more, 1), (self._scaled[::-1], 2)):
+            plays += [each for each in group if self._busiest_pass(each)][:most]
         self._all(plays, "doubt and growth")
 
     def result(self, play: Play) -> Played:

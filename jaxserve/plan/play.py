@@ -25,6 +25,9 @@ from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.traffic.traces import Trace
 
 _WAITS = 0.5
+_SURE = 2.0
+"""Half widths of its 95 % interval between an attainment and the objective from which on more
+windows of a sample cannot be expected to change the answer."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +141,13 @@ class Played:
     sampling: float = 0.0
     """half width of a 95 % interval of the attainment from the sample of the traffic, one-sided for
     a bound; 0 where none was drawn."""
+    margin: float = 0.0
+    """part of the attainment that makes it an upper bound; 0 where it is the expected one."""
 
     @property
     def expected_misses(self) -> float:
-        """Share of the requests that miss, without the margin that makes it a bound."""
-        return 1.0 - self.attainment + (self.chance if self.sampling else 0.0)
+        """Share of the requests that miss, without the margin of a bound."""
+        return 1.0 - self.attainment + self.margin
 
     @property
     def chance(self) -> float:
@@ -150,6 +155,11 @@ class Played:
         which misses are a Poisson count, and from the sample."""
         missed = max((1.0 - self.attainment) * self.requests, 1.0)
         return math.hypot(1.96 * math.sqrt(missed) / self.requests, self.sampling)
+
+    def sure(self, attainment: float) -> bool:
+        """Whether more windows of a sample cannot be expected to change the answer whether the
+        share of the requests suffices."""
+        return abs(1.0 - self.expected_misses - attainment) > _SURE * self.chance
 
 
 def judge(
@@ -162,10 +172,10 @@ def judge(
       traffic: the parts.
       replicas: engines that served.
     """
-    weight = np.concatenate([part.weight for part in traffic.parts])
+    weight = np.concatenate(traffic.weights)
     busy = np.concatenate([part.busy for part in traffic.parts])
+    counts = np.concatenate([part.counted for part in traffic.parts])
     log = np.concatenate(logs)
-    counts = weight > 0
     served = _served(log)
     late = ~served | (log["ttft_s"] > objective.ttft_s)
     slow = served & (log["tpot_s"] > objective.tpot_s)
@@ -203,7 +213,8 @@ def judge(
     played = dataclasses.replace(played, sampling=_sampling_error(missed_of, traffic))
     if not traffic.bound:
         return played
-    return dataclasses.replace(played, attainment=min(played.attainment + played.chance, 1.0))
+    margin = min(played.chance, 1.0 - played.attainment)
+    return dataclasses.replace(played, attainment=played.attainment + margin, margin=margin)
 
 
 def _served(log: np.ndarray) -> NDArray[np.bool_]:
@@ -237,9 +248,9 @@ def _sampling_error(missed_of: Sequence[NDArray[np.bool_]], traffic: PlayedTraff
     freedom (Cochran, 5.16)."""
     assert traffic.strata is not None
     variance = of_variance = 0.0
-    for number, windows in enumerate(traffic.strata):
+    for number, windows in enumerate(each.windows for each in traffic.strata):
         drawn = [
-            (float(missed[part.weight > 0].sum()), float((part.weight > 0).sum()))
+            (float(missed[part.counted].sum()), float(part.counted.sum()))
             for missed, part in zip(missed_of, traffic.parts, strict=True)
             if part.stratum == number
         ]
@@ -361,16 +372,20 @@ def _read_kept(path: Path | None) -> dict[str, Played]:
 def _play(
     traffic: PlayedTraffic, play: Play, objective: PlanObjective, frontend_s: float
 ) -> Played:
-    """One run."""
+    """One run, which ends after the first round of its traffic whose answer is sure."""
     by, scale = play.deployment, play.traffic_scale
     timer = TabulatedTimer(by.option.cost, by.option.tier, play.slowdown)
-    logs = []
-    for part in traffic.parts:
-        trace = part.trace
-        if scale != 1.0:
-            trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / scale)
-        logs.append(simulate(trace, timer, served_by(by, trace, frontend_s), part.before))
-    return judge(logs, traffic, objective, by.replicas)
+    logs: list[np.ndarray] = []
+    for played in traffic.rounds():
+        for part in played.parts[len(logs) :]:
+            trace = part.trace
+            if scale != 1.0:
+                trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / scale)
+            logs.append(simulate(trace, timer, served_by(by, trace, frontend_s), part.before))
+        result = judge(logs, played, objective, by.replicas)
+        if result.sure(objective.attainment):
+            break
+    return result
 
 
 def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> ServedBy:

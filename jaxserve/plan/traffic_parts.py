@@ -1,20 +1,26 @@
 """The parts of the traffic that are played: the busiest ones, all of it, or a sample of windows.
 
-Every request of a part stands for ``weight`` requests of the whole traffic. Traffic of up to
-``MOST_PLAYED`` requests is played whole. Of more, windows are drawn as a stratified sample: windows
-are sorted by their load, the strata from the busiest one on double in size, and as many windows are
-drawn from each. Misses gather in the busiest windows, which are drawn most densely. The share of
-misses is a separate ratio estimate, whose variance is that of Cochran, Sampling Techniques (1977),
-sections 6.10 and 6.11.
+Traffic of up to ``MOST_PLAYED`` requests is played whole. Of more, windows are drawn as a
+stratified sample: windows are sorted by their load, the strata from the busiest one on double in
+size, and as many windows are drawn from each. Misses gather in the busiest windows, which are drawn
+most densely. Every counted request stands for as many as its stratum has for each that was played.
+The share of misses is a separate ratio estimate, whose variance is that of Cochran, Sampling
+Techniques (1977), sections 6.10 and 6.11.
+
+A sample is played in rounds, each of which doubles the windows, so that a run can end as soon as
+the answer to its question is sure.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from jaxserve.sim.traffic.traces import Trace
 
@@ -29,12 +35,14 @@ _BUSY = 1.1
 _WINDOW_REQUESTS, _SCREENED_REQUESTS, _WINDOW_S = 600, 300, 30.0
 """Requests of a sampled window, those of one that screens deployments, and its shortest length,
 s."""
+_BURST_S = 10
+"""Busiest time of a window, s: requests miss in bursts, which the mean of a window hides."""
 _LEAD, _LEAD_S = 0.25, 15.0
 """Time before a sampled window that is played with it so that engines are as full as they were, as
 a share of the window, and at least, s."""
 _REMEMBERED = 5_000
 """Requests before a part whose prompts prefix caches may still hold."""
-_DRAWN, _SCREENED = 16, 6
+_DRAWN, _SCREENED = 8, 6
 """Windows drawn from each stratum, and those that screen deployments."""
 _SCREENED_SHARE = 1 / 8
 """Share of the windows, the busiest ones, in whose strata deployments are screened; requests of the
@@ -47,15 +55,26 @@ class TrafficPart:
 
     trace: Trace
     """the n requests, the first at 0 s."""
-    weight: NDArray[np.float64]
-    """float64[n], requests of the whole traffic that each stands for; 0 for those that are played
-    but not counted."""
+    counted: NDArray[np.bool_]
+    """bool[n], whether each counts; the others are played so that engines are as full as they
+    were."""
     busy: NDArray[np.bool_]
     """bool[n], whether each arrives in a minute busier than the mean one."""
     stratum: int = 0
     """stratum of a sampled window."""
+    round: int = 0
+    """round in which a sampled window is played."""
     before: Trace | None = None
     """requests before it, which prefix caches may still hold; None where no prompts are shared."""
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """Windows of like load."""
+
+    windows: int
+    requests: int
+    """requests that arrive in the windows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,26 +82,46 @@ class PlayedTraffic:
     """Parts of the traffic that one run plays."""
 
     parts: tuple[TrafficPart, ...]
+    """parts in the order of their rounds."""
     requests: int
     """requests of the whole traffic."""
-    strata: tuple[int, ...] | None = None
-    """windows in each stratum of a sample; None where the parts are no sample, and requests
-    outside of them count as inside the objectives."""
+    strata: tuple[Stratum, ...] | None = None
+    """strata of a sample; None where the parts are no sample, and requests outside of them count
+    as inside the objectives."""
     window_s: float = math.nan
     """length of a window of a sample."""
     bound: bool = False
     """whether the run is to tell an upper bound of the attainment, not its expectation."""
 
     @property
+    def weights(self) -> list[NDArray[np.float64]]:
+        """float64[n] of each part, requests of the whole traffic that each request stands for."""
+        if self.strata is None:
+            return [part.counted.astype(np.float64) for part in self.parts]
+        played = np.zeros(len(self.strata))
+        for part in self.parts:
+            played[part.stratum] += part.counted.sum()
+        requests = np.array([stratum.requests for stratum in self.strata])
+        each = requests / np.maximum(played, 1.0)
+        return [part.counted * each[part.stratum] for part in self.parts]
+
+    def rounds(self) -> Iterator[PlayedTraffic]:
+        """The traffic after each round; the last is all of it."""
+        for last in sorted({part.round for part in self.parts}):
+            parts = tuple(part for part in self.parts if part.round <= last)
+            yield dataclasses.replace(self, parts=parts)
+
+    @property
     def description(self) -> str | None:
         """Sentence on what is played; None for the whole traffic."""
         if self.strata is None:
             return None
-        played = sum(int((part.weight > 0).sum()) for part in self.parts)
+        played = sum(int(part.counted.sum()) for part in self.parts)
         return (
-            f"{len(self.parts)} windows of {self.window_s:,.0f} s with {played:,} requests are "
-            f"played for all {self.requests:,}: the busiest ones all, the others as a sample by "
-            "their load, whose error is in the interval."
+            f"Up to {len(self.parts)} windows of {self.window_s:,.0f} s with {played:,} requests "
+            f"are played for all {self.requests:,}, until it is sure whether the objectives are "
+            "met: the busiest ones all, the others as a sample by their load, whose error is in "
+            "the interval."
         )
 
 
@@ -97,7 +136,7 @@ def traffic_to_play(trace: Trace, screen: bool) -> PlayedTraffic:
         return _sample(trace, screen)
     busy = _in_busy_minutes(trace)
     chosen = busiest(trace) if screen else [slice(0, len(trace))]
-    parts = [_part(trace, each, np.ones(each.stop - each.start), busy[each]) for each in chosen]
+    parts = [_part(trace, each, busy[each], each.start) for each in chosen]
     return PlayedTraffic(tuple(parts), len(trace), bound=screen)
 
 
@@ -130,42 +169,33 @@ def _sample(trace: Trace, screen: bool) -> PlayedTraffic:
     edges = np.searchsorted(trace.arrival_s, np.arange(windows + 1) * window_s)
     edges[-1] = len(trace)
     busy = _in_busy_minutes(trace)
-    load = sum(
-        _sums(values, edges) / max(float(values.mean()), 1e-9)
-        for values in (trace.prompt_tokens, trace.output_tokens, np.ones(len(trace)))
-    )
-    order = np.argsort(-np.asarray(load), kind="stable")
+    order = _by_load(trace, windows, window_s)
     parts, strata, requests = [], [], np.diff(edges)
     for number, members in enumerate(_doubling(order)):
-        if screen and number and sum(strata) > _SCREENED_SHARE * windows:
+        if screen and number and sum(each.windows for each in strata) > _SCREENED_SHARE * windows:
             break
         drawn = members[_evenly(len(members), _DRAWN)]
         if screen:
             drawn = drawn[_evenly(len(drawn), _SCREENED)]
-        stands_for = float(requests[members].sum()) / max(float(requests[drawn].sum()), 1.0)
-        strata.append(len(members))
-        for window in drawn.tolist():
+        strata.append(Stratum(len(members), int(requests[members].sum())))
+        for place, window in enumerate(drawn.tolist()):
             begin, end = int(edges[window]), int(edges[window + 1])
             lead = int(np.searchsorted(trace.arrival_s, window * window_s - lead_s))
-            weight = np.full(end - lead, stands_for)
-            weight[: begin - lead] = 0.0
-            part = slice(lead, end)
-            parts.append(_part(trace, part, weight, busy[part], number))
+            part = _part(trace, slice(lead, end), busy[lead:end], begin)
+            # All of the busiest stratum, and every fourth, second and last of the others.
+            later = 0 if not number or not place % 4 else 1 if not place % 2 else 2
+            parts.append(dataclasses.replace(part, stratum=number, round=later))
+    parts.sort(key=lambda each: each.round)
     return PlayedTraffic(tuple(parts), len(trace), tuple(strata), window_s, screen)
 
 
-def _part(
-    trace: Trace,
-    requests: slice,
-    weight: NDArray[np.float64],
-    busy: NDArray[np.bool_],
-    stratum: int = 0,
-) -> TrafficPart:
-    """The part of a trace with these requests."""
+def _part(trace: Trace, requests: slice, busy: NDArray[np.bool_], begin: int) -> TrafficPart:
+    """The part of a trace with these requests, which count from ``begin`` on."""
     before = None
     if trace.blocks is not None and requests.start:
         before = trace.chosen(slice(max(requests.start - _REMEMBERED, 0), requests.start))
-    return TrafficPart(trace.chosen(requests), weight, busy, stratum, before)
+    counted = np.arange(requests.start, requests.stop) >= begin
+    return TrafficPart(trace.chosen(requests), counted, busy, before=before)
 
 
 def _doubling(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
@@ -189,9 +219,20 @@ def _evenly(count: int, most: int) -> NDArray[np.intp]:
     return ((np.arange(most) + 0.5) * count / most).astype(np.intp)
 
 
-def _sums(values: NDArray[np.generic], edges: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Sums of values between edges."""
-    return np.diff(np.append(0.0, np.cumsum(values, dtype=np.float64))[edges])
+def _by_load(trace: Trace, windows: int, window_s: float) -> NDArray[np.intp]:
+    """int[windows], windows in the order of their load, the busiest first: of the ranks by their
+    busiest seconds and by all of their seconds the better one counts. The work of a second is the
+    sum of its requests, prompt tokens and output tokens, each in units of its mean."""
+    second = trace.arrival_s.astype(np.int64)
+    work = np.bincount(second).astype(np.float64)
+    for tokens in (trace.prompt_tokens, trace.output_tokens):
+        work += np.bincount(second, tokens) / max(float(tokens.mean()), 1e-9)
+    sums = np.cumsum(np.append(np.zeros(_BURST_S), work))
+    window = np.minimum((np.arange(len(work)) / window_s).astype(np.int64), windows - 1)
+    bursts = np.zeros(windows)
+    np.maximum.at(bursts, window, sums[_BURST_S:] - sums[:-_BURST_S])
+    ranks = [rankdata(-load, method="ordinal") for load in (bursts, np.bincount(window, work))]
+    return np.argsort(np.minimum(*ranks), kind="stable")
 
 
 def _in_busy_minutes(trace: Trace) -> NDArray[np.bool_]:
