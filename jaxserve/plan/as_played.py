@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.plan.options import LARGEST_CAP, EngineOption
-from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.fit.load_test import FitReport
 from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.tabulated import TabulatedTimer
 from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.traffic.traces import Trace

@@ -29,9 +29,9 @@ from jaxserve.plan.inputs import PlanInputs, PlanObjective
 from jaxserve.plan.load_tests import Measured, with_measured
 from jaxserve.plan.options import EngineOption
 from jaxserve.plan.play import PlannedDeployment, served_by
-from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.plan.traffic_parts import busiest
 from jaxserve.sim.fast.state import Slo
+from jaxserve.sim.machine.tabulated import TabulatedTimer
 from jaxserve.sim.reference.own_log import simulate
 from jaxserve.sim.reference.trace_requests import trace_requests
 from jaxserve.sim.traffic.traces import Trace

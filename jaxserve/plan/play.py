@@ -16,11 +16,11 @@ from scipy.stats import t as student_t
 
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import EngineOption
-from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.plan.traffic_parts import PlayedTraffic, traffic_to_play
 from jaxserve.runtime.process_pool import in_processes
 from jaxserve.sim.machine.acceptance import Drafts
 from jaxserve.sim.machine.cost_json import cost_to_dict
+from jaxserve.sim.machine.tabulated import TabulatedTimer
 from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.traffic.traces import Trace
 

@@ -42,7 +42,7 @@ _LEAD, _LEAD_S = 0.25, 15.0
 a share of the window, and at least, s."""
 _REMEMBERED = 5_000
 """Requests before a part whose prompts prefix caches may still hold."""
-_DRAWN, _SCREENED = 8, 6
+_DRAWN, _SCREENED = 16, 6
 """Windows drawn from each stratum, and those that screen deployments."""
 _SCREENED_SHARE = 1 / 8
 """Share of the windows, the busiest ones, in whose strata deployments are screened; requests of the

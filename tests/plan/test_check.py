@@ -18,7 +18,7 @@ from jaxserve.plan.check import Check, check_json, check_server, options_as_chec
 from jaxserve.plan.inputs import PlanInputs, PlanObjective
 from jaxserve.plan.options import engine_options
 from jaxserve.plan.play import PlannedDeployment, served_by
-from jaxserve.plan.timer import TabulatedTimer
+from jaxserve.sim.machine.tabulated import TabulatedTimer
 from jaxserve.sim.reference.own_log import simulate
 from jaxserve.sim.traffic.traces import Trace
 from tests.mock_engine.conftest import running

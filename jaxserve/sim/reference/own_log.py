@@ -13,8 +13,9 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.machine.acceptance import Drafts, tokens_per_step
-from jaxserve.sim.machine.cost_model import IterationTimer
+from jaxserve.sim.machine.cost_model import CostModel, IterationTimer
 from jaxserve.sim.machine.memory import SequenceKv, check_prefix_caching
+from jaxserve.sim.machine.tabulated import MOST_ROWS, MOST_TOKENS, TabulatedTimer
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import (
     Knobs,
@@ -33,6 +34,8 @@ Array = NDArray[np.float64]
 MAX_ENGINES = 64
 MAX_REQUESTS = 1_000_000
 """Most requests of a log or a trace that ``jaxserve simulate`` plays."""
+_COMPILED = 300
+"""Requests of the longest trace that is served before compiled code is loaded."""
 _FILLS = 4
 """Tokens of the requests that fill prefix caches, as a multiple of what these hold: shared prefixes
 are held once."""
@@ -110,7 +113,7 @@ class Quantity:
 def simulate(
     trace: Trace, timer: IterationTimer, by: ServedBy, before: Trace | None = None
 ) -> np.ndarray:
-    """Serves a trace to its end.
+    """Serves a trace to its end, by compiled code where it can.
 
     Args:
       trace: requests; none is turned away but those that are too long for the KV pool or the model.
@@ -121,6 +124,13 @@ def simulate(
     Returns:
       ``LOG_DTYPE`` rows in the order of the trace.
     """
+    if isinstance(timer, CostModel):
+        timer = TabulatedTimer(timer, by.tier)
+    if len(trace) > _COMPILED and isinstance(timer, TabulatedTimer) and _plain(trace, timer, by):
+        log = _compiled(trace, timer, by)
+        # A preempted sequence finds its own blocks in a prefix cache, which compiled code lacks.
+        if not (by.prefix_caching and log["preemptions"].any()):
+            return log
     drafts = by.drafts
     acceptance = None if drafts is None else [tokens_per_step(drafts.profile)]
     requests = trace_requests(trace, acceptance=acceptance)
@@ -158,6 +168,38 @@ def simulate(
         wait_s *= 2
     log = simulator.log()
     return log[np.argsort(log["id"])]
+
+
+def _plain(trace: Trace, timer: TabulatedTimer, by: ServedBy) -> bool:
+    """Whether compiled code can stand for the deployment."""
+    return (
+        timer.one_kind
+        and timer.tier == by.tier
+        and by.token_budget <= MOST_TOKENS
+        and by.batch_cap <= MOST_ROWS
+        and by.routing is Routing.LEAST_LOADED
+        and by.drafts is None
+        and by.sequence_kv is None
+        and not by.prefill_gpus
+        and not (by.prefix_caching and trace.blocks is not None)
+    )
+
+
+def _compiled(trace: Trace, timer: TabulatedTimer, by: ServedBy) -> np.ndarray:
+    # Numba takes half a second to import.
+    from jaxserve.sim.reference import compiled
+
+    block_tokens = SchedulerSettings.block_tokens
+    return compiled.serve(
+        trace,
+        timer.times,
+        by.gpus,
+        compiled.Limits(by.batch_cap, by.token_budget, by.kv_tokens // block_tokens, block_tokens),
+        tier=by.tier,
+        frontend_s=by.frontend_s,
+        context_tokens=by.context_tokens,
+        concurrency=by.concurrency,
+    )
 
 
 def _remembered(before: Trace, by: ServedBy, first_id: int) -> list[Request]:

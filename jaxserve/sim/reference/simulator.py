@@ -335,8 +335,9 @@ class ReferenceSimulator:
         transfer.target.engine.receive(transfer.request, transfer.blocks)
 
     def _start_idle(self) -> bool:
-        """Starts an iteration on every idle GPU; True if that sent requests back to the router."""
-        moved = False
+        """Starts an iteration on every idle GPU; True if requests can move again: some were sent
+        back to the router, or one that fits no GPU made room for the next."""
+        moved, ended = False, self._counters.ended
         undisturbed_s = self._undisturbed_s()
         for gpu in self._gpus:
             if not gpu.up or gpu.busy:
@@ -353,7 +354,7 @@ class ReferenceSimulator:
                 self._queue.push(request)
                 moved = True
             engine.displaced.clear()
-        return moved
+        return moved or self._counters.ended > ended
 
     def _end_iteration(self, gpu: _Gpu) -> None:
         gpu.busy = False

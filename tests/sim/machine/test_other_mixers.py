@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.machine.cost_json import cost_from_dict, cost_to_dict
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.stack import Stack, serve
+from jaxserve.sim.machine.tabulated import TabulatedTimer
 from tests.sim.machine.test_model_mixers import published
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxserve.errors.InputWarning")

@@ -142,6 +142,15 @@ def test_what_no_engine_has_room_for_is_counted() -> None:
     assert np.isfinite(log["finish_s"][~refused]).all()
 
 
+def test_a_request_that_no_engine_has_room_for_delays_nobody() -> None:
+    """The next one comes at once, although nothing else happens at that time."""
+    arrival_s = np.array([0.0, 0.0, 0.0, 50.0])
+    trace = Trace(arrival_s, np.array([900, 10, 10, 10], np.int32), np.full(4, 5, np.int32))
+    log = simulate(trace, _COST, ServedBy(kv_tokens=320, batch_cap=1, token_budget=64))
+    assert log["rejected"].tolist() == [True, False, False, False]
+    assert log["first_scheduled_s"][1] == 0.0 and log["finish_s"][2] < 1.0
+
+
 def test_requests_beyond_the_model_are_rejected() -> None:
     """Prompt and output together, as vLLM counts; the sentence says how many, and none is an
     error."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.stack import Stack, serve
+from jaxserve.sim.machine.tabulated import TabulatedTimer
 
 
 @pytest.mark.parametrize(
