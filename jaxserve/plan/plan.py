@@ -215,20 +215,29 @@ class _Runs:
         ]
         self._more = [Play(best.of(count), slowdown=doubt.slower) for count in more]
         self._scaled = [Play(best, traffic_scale=scale) for scale in SCALES]
+        self._borne: list[Play] = []  # those of them that pass on the busiest parts
         self._ends = [Play(best, slowdown=each) for each in (doubt.slower, doubt.faster)]
 
     def play_busiest(self, others: list[Play]) -> None:
-        """Plays the busiest parts, and ``others``."""
-        own = [*self._fewer, *self._more, *self._scaled]
+        """Plays the busiest parts, and ``others``: more replicas until they suffice, and more
+        traffic until it is not borne."""
+        lanes = self._player.lanes
+        own = [*self._fewer[:1], *self._more[:1], *self._scaled[:lanes]]
         self._all([*(replace(each, slices=True) for each in own), *others], "busiest parts")
+        for begin in range(0, len(self._scaled), lanes):
+            tried = self._scaled[begin : begin + lanes]
+            self._all([replace(each, slices=True) for each in tried], "growth")
+            self._borne += itertools.takewhile(self._busiest_pass, tried)
+            if len(self._borne) < begin + len(tried):
+                break
 
     def play_whole(self) -> None:
         """Plays the whole traffic where the busiest parts leave the answer open."""
-        plays = list(self._ends)
+        fewer = [each for each in self._fewer[:1] if self._busiest_pass(each)]
+        more = next((each for each in self._more if self._busiest_pass(each)), None)
+        plays = [*self._ends, *fewer, *([] if more is None else [more])]
         # The largest traffic that passes there may miss on all of it, so two are played.
-        for group, most in ((self._fewer[:1], 1), (self._more, 1), (self._scaled[::-1], 2)):
-            plays += [each for each in group if self._busiest_pass(each)][:most]
-        self._all(plays, "doubt and growth")
+        self._all([*plays, *self._borne[-2:]], "doubt and growth")
 
     def result(self, play: Play) -> Played:
         """Result of a run."""
@@ -254,7 +263,7 @@ class _Runs:
 
     def bears(self) -> tuple[float, bool]:
         """The largest factor on the traffic, and whether it is the largest that was tried."""
-        for play in reversed(self._scaled):
+        for play in reversed(self._borne):
             if self._passes(play):
                 return play.traffic_scale, play.traffic_scale == SCALES[-1]
         return 1.0, False

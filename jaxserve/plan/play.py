@@ -294,7 +294,10 @@ class Player:
         """Args: the plan's inputs, a file that keeps results for a run that goes on, and the runs
         at a time, in processes of their own if they are several."""
         self._inputs = inputs
-        self._traffic = {each: traffic_to_play(inputs.trace, each) for each in (False, True)}
+        wanted = inputs.objective.attainment
+        self._traffic = {
+            screen: traffic_to_play(inputs.trace, screen, wanted) for screen in (False, True)
+        }
         self.lanes = lanes
         """Runs at a time."""
         self._kept = kept

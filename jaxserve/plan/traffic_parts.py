@@ -32,14 +32,16 @@ _SLICE_LEAST_S = 90.0
 _BUSY_S = 60.0
 _BUSY = 1.1
 """Times the mean rate from which on a minute is busy."""
-_WINDOW_REQUESTS, _SCREENED_REQUESTS, _WINDOW_S = 600, 300, 30.0
-"""Requests of a sampled window, those of one that screens deployments, and its shortest length,
-s."""
-_BURST_S = 10
-"""Busiest time of a window, s: requests miss in bursts, which the mean of a window hides."""
-_LEAD, _LEAD_S = 0.25, 15.0
-"""Time before a sampled window that is played with it so that engines are as full as they were, as
-a share of the window, and at least, s."""
+_WINDOW_REQUESTS, _WINDOW_S = 600, 300.0
+"""Requests of a sampled window, and its shortest length, s."""
+_WORTH = 0.5
+"""Share of the requests below which a sample is played in place of all of them."""
+_BURST_S, _MINUTE_S = 10, 60
+"""Lengths of bursts, in which requests miss and which the mean of a window hides, and of times over
+which engines are full, s."""
+_LEAD, _MOST_LEAD = 0.5, 6.0
+"""Least and greatest time before a sampled window that is played with it so that engines are as
+full as they were, as shares of the window."""
 _REMEMBERED = 5_000
 """Requests before a part whose prompts prefix caches may still hold."""
 _DRAWN, _SCREENED = 16, 6
@@ -125,15 +127,18 @@ class PlayedTraffic:
         )
 
 
-def traffic_to_play(trace: Trace, screen: bool) -> PlayedTraffic:
+def traffic_to_play(trace: Trace, screen: bool, attainment: float) -> PlayedTraffic:
     """Traffic of a run.
 
     Args:
       trace: the whole traffic.
       screen: whether the run is one of many that rule deployments out.
+      attainment: share of the requests that must meet the objectives.
     """
     if len(trace) > MOST_PLAYED:
-        return _sample(trace, screen)
+        sample = _sample(trace, screen, attainment)
+        if sum(len(part.trace) for part in sample.parts) < _WORTH * len(trace):
+            return sample
     busy = _in_busy_minutes(trace)
     chosen = busiest(trace) if screen else [slice(0, len(trace))]
     parts = [_part(trace, each, busy[each], each.start) for each in chosen]
@@ -160,18 +165,17 @@ def busiest(trace: Trace) -> list[slice]:
     return parts
 
 
-def _sample(trace: Trace, screen: bool) -> PlayedTraffic:
+def _sample(trace: Trace, screen: bool, attainment: float) -> PlayedTraffic:
     """The sample of the windows of a long trace."""
     rate = len(trace) / trace.duration_s
-    window_s = max((_SCREENED_REQUESTS if screen else _WINDOW_REQUESTS) / rate, _WINDOW_S)
-    lead_s = max(_LEAD * window_s, _LEAD_S)
+    window_s = max(_WINDOW_REQUESTS / rate, _WINDOW_S)
     windows = max(int(trace.duration_s / window_s), 1)
     edges = np.searchsorted(trace.arrival_s, np.arange(windows + 1) * window_s)
     edges[-1] = len(trace)
     busy = _in_busy_minutes(trace)
-    order = _by_load(trace, windows, window_s)
+    load = _Load.of(trace, attainment)
     parts, strata, requests = [], [], np.diff(edges)
-    for number, members in enumerate(_doubling(order)):
+    for number, members in enumerate(_doubling(load.order(windows, window_s))):
         if screen and number and sum(each.windows for each in strata) > _SCREENED_SHARE * windows:
             break
         drawn = members[_evenly(len(members), _DRAWN)]
@@ -180,13 +184,73 @@ def _sample(trace: Trace, screen: bool) -> PlayedTraffic:
         strata.append(Stratum(len(members), int(requests[members].sum())))
         for place, window in enumerate(drawn.tolist()):
             begin, end = int(edges[window]), int(edges[window + 1])
-            lead = int(np.searchsorted(trace.arrival_s, window * window_s - lead_s))
+            begin_s = load.begin_s(window * window_s, window_s)
+            lead = int(np.searchsorted(trace.arrival_s, begin_s))
             part = _part(trace, slice(lead, end), busy[lead:end], begin)
             # All of the busiest stratum, and every fourth, second and last of the others.
             later = 0 if not number or not place % 4 else 1 if not place % 2 else 2
             parts.append(dataclasses.replace(part, stratum=number, round=later))
     parts.sort(key=lambda each: each.round)
     return PlayedTraffic(tuple(parts), len(trace), tuple(strata), window_s, screen)
+
+
+@dataclass(frozen=True, eq=False)
+class _Load:
+    """Load of each of n seconds by four kinds of work that arrive in them: requests, prompt tokens,
+    output tokens, and KV tokens times the steps that they are held. Each is in units of its
+    mean."""
+
+    work: NDArray[np.float64]
+    """float64[4, n], work that arrives."""
+    backlog: NDArray[np.float64]
+    """float64[4, n], work that a fluid server has not done. Its rate is exceeded for three times as
+    many minutes as requests may miss, so a deployment that suffices has hardly less of a
+    backlog."""
+    empty: NDArray[np.int64]
+    """int64[n], the earliest of the last seconds in which each kind of work had no backlog."""
+
+    @classmethod
+    def of(cls, trace: Trace, attainment: float) -> _Load:
+        """The load of a trace whose requests are to meet their objectives in such a share."""
+        second = trace.arrival_s.astype(np.int64)
+        outputs = trace.output_tokens
+        held = outputs * (trace.prompt_tokens + 0.5 * outputs)
+        kinds = [None, trace.prompt_tokens, outputs, held]
+        work = np.stack([np.bincount(second, each).astype(np.float64) for each in kinds])
+        work /= work.mean(axis=1, keepdims=True)
+        busiest = max(1.0 - 3.0 * (1.0 - attainment), 0.5)
+        capacity = np.quantile(_sums_of(work, _MINUTE_S) / _MINUTE_S, busiest, axis=1)
+        ahead = np.cumsum(work - capacity[:, None], axis=1)
+        backlog = ahead - np.minimum.accumulate(np.minimum(ahead, 0.0), axis=1)
+        seconds = np.arange(work.shape[1])
+        empty = np.maximum.accumulate(np.where(backlog == 0.0, seconds, 0), axis=1)
+        return cls(work, backlog, empty.min(axis=0))
+
+    def order(self, windows: int, window_s: float) -> NDArray[np.intp]:
+        """int[windows], windows, the busiest first: of the ranks by the busiest seconds, by all
+        seconds and by the greatest backlog of each kind the best one counts."""
+        seconds = self.work.shape[1]
+        of = np.minimum((np.arange(seconds) / window_s).astype(np.int64), windows - 1)
+        loads = [np.bincount(of, each, windows) for each in self.work]
+        for each in (_sums_of(self.work.sum(axis=0), _BURST_S), *self.backlog):
+            greatest = np.zeros(windows)
+            np.maximum.at(greatest, of, each)
+            loads.append(greatest)
+        ranks = [rankdata(-load, method="ordinal") for load in loads]
+        return np.argsort(np.min(ranks, axis=0), kind="stable")
+
+    def begin_s(self, window_begin_s: float, window_s: float) -> float:
+        """Time from which on a window is played: the last one without a backlog, within bounds."""
+        empty_s = float(self.empty[int(window_begin_s)])
+        least_s, most_s = _LEAD * window_s, _MOST_LEAD * window_s
+        return window_begin_s - min(max(window_begin_s - empty_s, least_s), most_s)
+
+
+def _sums_of(work: NDArray[np.float64], seconds: int) -> NDArray[np.float64]:
+    """float64[..., n], sums over the seconds up to each."""
+    before = [(0, 0)] * (work.ndim - 1) + [(seconds, 0)]
+    sums = np.cumsum(np.pad(work, before), axis=-1)
+    return sums[..., seconds:] - sums[..., :-seconds]
 
 
 def _part(trace: Trace, requests: slice, busy: NDArray[np.bool_], begin: int) -> TrafficPart:
@@ -217,22 +281,6 @@ def _evenly(count: int, most: int) -> NDArray[np.intp]:
     if count <= most:
         return np.arange(count)
     return ((np.arange(most) + 0.5) * count / most).astype(np.intp)
-
-
-def _by_load(trace: Trace, windows: int, window_s: float) -> NDArray[np.intp]:
-    """int[windows], windows in the order of their load, the busiest first: of the ranks by their
-    busiest seconds and by all of their seconds the better one counts. The work of a second is the
-    sum of its requests, prompt tokens and output tokens, each in units of its mean."""
-    second = trace.arrival_s.astype(np.int64)
-    work = np.bincount(second).astype(np.float64)
-    for tokens in (trace.prompt_tokens, trace.output_tokens):
-        work += np.bincount(second, tokens) / max(float(tokens.mean()), 1e-9)
-    sums = np.cumsum(np.append(np.zeros(_BURST_S), work))
-    window = np.minimum((np.arange(len(work)) / window_s).astype(np.int64), windows - 1)
-    bursts = np.zeros(windows)
-    np.maximum.at(bursts, window, sums[_BURST_S:] - sums[:-_BURST_S])
-    ranks = [rankdata(-load, method="ordinal") for load in (bursts, np.bincount(window, work))]
-    return np.argsort(np.minimum(*ranks), kind="stable")
 
 
 def _in_busy_minutes(trace: Trace) -> NDArray[np.bool_]:
