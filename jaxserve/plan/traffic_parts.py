@@ -231,7 +231,7 @@ class _Load:
         seconds and by the greatest backlog of each kind the best one counts."""
         seconds = self.work.shape[1]
         of = np.minimum((np.arange(seconds) / window_s).astype(np.int64), windows - 1)
-        loads = [np.bincount(of, each, windows) for each in self.work]
+        loads = [np.bincount(of, each, windows).astype(np.float64) for each in self.work]
         for each in (_sums_of(self.work.sum(axis=0), _BURST_S), *self.backlog):
             greatest = np.zeros(windows)
             np.maximum.at(greatest, of, each)
