@@ -38,7 +38,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return numba.njit(function)
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
     """Settings of every engine."""
 
     batch_cap: int
@@ -114,7 +114,7 @@ def serve(
     trace: Trace,
     times: Times,
     engines: int,
-    limits: Limits,
+    limits: EngineLimits,
     tier: int = 0,
     frontend_s: float = 0.0,
     context_tokens: int | None = None,
@@ -181,7 +181,7 @@ def _advance(
     state: _Engines,
     requests: _Requests,
     times: Times,
-    limits: Limits,
+    limits: EngineLimits,
     longest: int,
     let_in: int,
     frontend_s: float,
@@ -239,7 +239,9 @@ def _let_in(
 
 
 @_compiled
-def _route(state: _Engines, requests: _Requests, limits: Limits, routed: int, arrived: int) -> int:
+def _route(
+    state: _Engines, requests: _Requests, limits: EngineLimits, routed: int, arrived: int
+) -> int:
     """Hands requests to the least loaded engine of those that have room; how many were handed."""
     while routed < arrived:
         if requests.rejected[routed]:
@@ -267,7 +269,7 @@ def _start(
     state: _Engines,
     requests: _Requests,
     times: Times,
-    limits: Limits,
+    limits: EngineLimits,
     engine: int,
     now: float,
     undisturbed_s: float,
@@ -303,7 +305,12 @@ def _start(
 
 @_compiled
 def _pass_steps(
-    state: _Engines, times: Times, limits: Limits, engine: int, now: float, undisturbed_s: float
+    state: _Engines,
+    times: Times,
+    limits: EngineLimits,
+    engine: int,
+    now: float,
+    undisturbed_s: float,
 ) -> float:
     """Does decode steps of the whole batch that end before ``undisturbed_s`` and after which each
     sequence has a step to go; returns the end of the last one."""
@@ -335,7 +342,7 @@ def _pass_steps(
 
 
 @_compiled
-def _missing(state: _Engines, limits: Limits, engine: int, steps: int) -> int:
+def _missing(state: _Engines, limits: EngineLimits, engine: int, steps: int) -> int:
     """Blocks that the decoding sequences lack for ``steps`` more tokens."""
     missing = 0
     for row in range(state.decoding[engine]):
@@ -345,7 +352,9 @@ def _missing(state: _Engines, limits: Limits, engine: int, steps: int) -> int:
 
 
 @_compiled
-def _compose(state: _Engines, requests: _Requests, limits: Limits, engine: int, now: float) -> bool:
+def _compose(
+    state: _Engines, requests: _Requests, limits: EngineLimits, engine: int, now: float
+) -> bool:
     """Chooses what the next iteration computes; True if that took preemption."""
     state.rows[engine] = state.chunks[engine] = 0
     preempted, through = False, True
@@ -387,7 +396,7 @@ def _compose(state: _Engines, requests: _Requests, limits: Limits, engine: int, 
 
 @_compiled
 def _schedule(
-    state: _Engines, requests: _Requests, limits: Limits, engine: int, request: int, room: int
+    state: _Engines, requests: _Requests, limits: EngineLimits, engine: int, request: int, room: int
 ) -> int:
     """Schedules the next chunk of a prompt; its tokens, 0 if the request was preempted."""
     computed = requests.computed[request]
@@ -429,7 +438,9 @@ def _preempt(state: _Engines, requests: _Requests, engine: int) -> int:
 
 
 @_compiled
-def _admit(state: _Engines, requests: _Requests, limits: Limits, engine: int, now: float) -> int:
+def _admit(
+    state: _Engines, requests: _Requests, limits: EngineLimits, engine: int, now: float
+) -> int:
     """Moves the head of the queue into the batch if slots and KV blocks allow."""
     while state.waiting[engine] and _running(state, engine) < limits.batch_cap:
         request = state.first[engine]
@@ -530,7 +541,7 @@ def _prefill_target(requests: _Requests, request: int) -> int:
 
 
 @_compiled
-def _blocks_for(limits: Limits, tokens: int) -> int:
+def _blocks_for(limits: EngineLimits, tokens: int) -> int:
     return -(-tokens // limits.block_tokens)
 
 

@@ -194,7 +194,9 @@ def _compiled(trace: Trace, timer: TabulatedTimer, by: ServedBy) -> np.ndarray:
         trace,
         timer.times,
         by.gpus,
-        compiled.Limits(by.batch_cap, by.token_budget, by.kv_tokens // block_tokens, block_tokens),
+        compiled.EngineLimits(
+            by.batch_cap, by.token_budget, by.kv_tokens // block_tokens, block_tokens
+        ),
         tier=by.tier,
         frontend_s=by.frontend_s,
         context_tokens=by.context_tokens,
