@@ -187,16 +187,14 @@ def _plain(trace: Trace, timer: TabulatedTimer, by: ServedBy) -> bool:
 
 def _compiled(trace: Trace, timer: TabulatedTimer, by: ServedBy) -> np.ndarray:
     # Numba takes half a second to import.
-    from jaxserve.sim.reference import compiled
+    from jaxserve.sim.reference import compiled, compiled_engine
 
-    block_tokens = SchedulerSettings.block_tokens
+    size = SchedulerSettings.block_tokens
     return compiled.serve(
         trace,
         timer.times,
         by.gpus,
-        compiled.EngineLimits(
-            by.batch_cap, by.token_budget, by.kv_tokens // block_tokens, block_tokens
-        ),
+        compiled_engine.EngineLimits(by.batch_cap, by.token_budget, by.kv_tokens // size, size),
         tier=by.tier,
         frontend_s=by.frontend_s,
         context_tokens=by.context_tokens,
