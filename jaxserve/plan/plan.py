@@ -219,11 +219,11 @@ class _Runs:
         self._ends = [Play(best, slowdown=each) for each in (doubt.slower, doubt.faster)]
 
     def play_busiest(self, others: list[Play]) -> None:
-        """Plays the busiest parts, and ``others``: more replicas until they suffice, and more
-        traffic until it is not borne."""
-        lanes = self._player.lanes
-        own = [*self._fewer[:1], *self._more[:1], *self._scaled[:lanes]]
+        """Plays the busiest parts of the next replicas and of more traffic until it is not borne,
+        and ``others``."""
+        own = [*self._fewer[:1], *self._more[:1]]
         self._all([*(replace(each, slices=True) for each in own), *others], "busiest parts")
+        lanes = self._player.lanes
         for begin in range(0, len(self._scaled), lanes):
             tried = self._scaled[begin : begin + lanes]
             self._all([replace(each, slices=True) for each in tried], "growth")

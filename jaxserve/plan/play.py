@@ -294,10 +294,8 @@ class Player:
         """Args: the plan's inputs, a file that keeps results for a run that goes on, and the runs
         at a time, in processes of their own if they are several."""
         self._inputs = inputs
-        wanted = inputs.objective.attainment
-        self._traffic = {
-            screen: traffic_to_play(inputs.trace, screen, wanted) for screen in (False, True)
-        }
+        whole, screen = traffic_to_play(inputs.trace, inputs.objective.attainment)
+        self._traffic = {False: whole, True: screen}
         self.lanes = lanes
         """Runs at a time."""
         self._kept = kept

@@ -84,7 +84,6 @@ class PlayedTraffic:
     """Parts of the traffic that one run plays."""
 
     parts: tuple[TrafficPart, ...]
-    """parts in the order of their rounds."""
     requests: int
     """requests of the whole traffic."""
     strata: tuple[Stratum, ...] | None = None
@@ -108,10 +107,16 @@ class PlayedTraffic:
         return [part.counted * each[part.stratum] for part in self.parts]
 
     def rounds(self) -> Iterator[PlayedTraffic]:
-        """The traffic after each round; the last is all of it."""
-        for last in sorted({part.round for part in self.parts}):
-            parts = tuple(part for part in self.parts if part.round <= last)
-            yield dataclasses.replace(self, parts=parts)
+        """The traffic after each round, in the order of the rounds; the last is all of it."""
+        parts = sorted(self.parts, key=lambda part: part.round)
+        for last in sorted({part.round for part in parts}):
+            until = tuple(part for part in parts if part.round <= last)
+            yield dataclasses.replace(self, parts=until)
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether a sample has so few requests that it is played in place of all of them."""
+        return sum(len(part.trace) for part in self.parts) < _WORTH * self.requests
 
     @property
     def description(self) -> str | None:
@@ -127,22 +132,29 @@ class PlayedTraffic:
         )
 
 
-def traffic_to_play(trace: Trace, screen: bool, attainment: float) -> PlayedTraffic:
-    """Traffic of a run.
+def traffic_to_play(trace: Trace, attainment: float) -> tuple[PlayedTraffic, PlayedTraffic]:
+    """Traffic of a run that is to tell the attainment, and of one of many that rule deployments
+    out.
 
     Args:
       trace: the whole traffic.
-      screen: whether the run is one of many that rule deployments out.
       attainment: share of the requests that must meet the objectives.
     """
-    if len(trace) > MOST_PLAYED:
-        sample = _sample(trace, screen, attainment)
-        if sum(len(part.trace) for part in sample.parts) < _WORTH * len(trace):
-            return sample
     busy = _in_busy_minutes(trace)
-    chosen = busiest(trace) if screen else [slice(0, len(trace))]
-    parts = [_part(trace, each, busy[each], each.start) for each in chosen]
-    return PlayedTraffic(tuple(parts), len(trace), bound=screen)
+    sample = _sample(trace, attainment, busy) if len(trace) > MOST_PLAYED else None
+    screen = None if sample is None else _screened(sample)
+    if sample is None or not sample.worth_it:
+        sample = _consecutive(trace, [slice(0, len(trace))], busy)
+    if screen is None or not screen.worth_it:
+        parts = _consecutive(trace, busiest(trace), busy)
+        screen = dataclasses.replace(parts, bound=True)
+    return sample, screen
+
+
+def _consecutive(trace: Trace, chosen: list[slice], busy: NDArray[np.bool_]) -> PlayedTraffic:
+    """Parts of a trace all of whose requests count."""
+    parts = tuple(_part(trace, each, busy, each.start) for each in chosen)
+    return PlayedTraffic(parts, len(trace))
 
 
 def busiest(trace: Trace) -> list[slice]:
@@ -165,33 +177,46 @@ def busiest(trace: Trace) -> list[slice]:
     return parts
 
 
-def _sample(trace: Trace, screen: bool, attainment: float) -> PlayedTraffic:
-    """The sample of the windows of a long trace."""
+def _sample(trace: Trace, attainment: float, busy: NDArray[np.bool_]) -> PlayedTraffic:
+    """The sample of the windows of a long trace, those of a stratum in the order of their load."""
     rate = len(trace) / trace.duration_s
     window_s = max(_WINDOW_REQUESTS / rate, _WINDOW_S)
     windows = max(int(trace.duration_s / window_s), 1)
     edges = np.searchsorted(trace.arrival_s, np.arange(windows + 1) * window_s)
     edges[-1] = len(trace)
-    busy = _in_busy_minutes(trace)
     load = _Load.of(trace, attainment)
     parts, strata, requests = [], [], np.diff(edges)
     for number, members in enumerate(_doubling(load.order(windows, window_s))):
-        if screen and number and sum(each.windows for each in strata) > _SCREENED_SHARE * windows:
-            break
-        drawn = members[_evenly(len(members), _DRAWN)]
-        if screen:
-            drawn = drawn[_evenly(len(drawn), _SCREENED)]
         strata.append(Stratum(len(members), int(requests[members].sum())))
+        drawn = members[_evenly(len(members), _DRAWN)]
         for place, window in enumerate(drawn.tolist()):
-            begin, end = int(edges[window]), int(edges[window + 1])
-            begin_s = load.begin_s(window * window_s, window_s)
-            lead = int(np.searchsorted(trace.arrival_s, begin_s))
-            part = _part(trace, slice(lead, end), busy[lead:end], begin)
-            # All of the busiest stratum, and every fourth, second and last of the others.
-            later = 0 if not number or not place % 4 else 1 if not place % 2 else 2
-            parts.append(dataclasses.replace(part, stratum=number, round=later))
-    parts.sort(key=lambda each: each.round)
-    return PlayedTraffic(tuple(parts), len(trace), tuple(strata), window_s, screen)
+            lead_s = load.begin_s(window * window_s, window_s)
+            lead = int(np.searchsorted(trace.arrival_s, lead_s))
+            part = _part(trace, slice(lead, int(edges[window + 1])), busy, int(edges[window]))
+            parts.append(dataclasses.replace(part, stratum=number, round=_round(number, place)))
+    return PlayedTraffic(tuple(parts), len(trace), tuple(strata), window_s)
+
+
+def _screened(sample: PlayedTraffic) -> PlayedTraffic:
+    """Some of the windows of the busiest strata of a sample."""
+    assert sample.strata is not None
+    windows = np.cumsum([stratum.windows for stratum in sample.strata])
+    before = np.append(0, windows[:-1])
+    strata = sample.strata[: max(int((before <= _SCREENED_SHARE * windows[-1]).sum()), 1)]
+    parts = []
+    for number in range(len(strata)):
+        drawn = [part for part in sample.parts if part.stratum == number]
+        for place, chosen in enumerate(_evenly(len(drawn), _SCREENED).tolist()):
+            parts.append(dataclasses.replace(drawn[chosen], round=_round(number, place)))
+    return dataclasses.replace(sample, parts=tuple(parts), strata=strata, bound=True)
+
+
+def _round(stratum: int, place: int) -> int:
+    """Round of a window: the first has all of the busiest stratum, and of the others every fourth,
+    the second every second, the last the rest."""
+    if not stratum or not place % 4:
+        return 0
+    return 1 if not place % 2 else 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,12 +279,13 @@ def _sums_of(work: NDArray[np.float64], seconds: int) -> NDArray[np.float64]:
 
 
 def _part(trace: Trace, requests: slice, busy: NDArray[np.bool_], begin: int) -> TrafficPart:
-    """The part of a trace with these requests, which count from ``begin`` on."""
+    """The part of a trace with these requests, which count from ``begin`` on; ``busy`` is that of
+    all requests."""
     before = None
     if trace.blocks is not None and requests.start:
         before = trace.chosen(slice(max(requests.start - _REMEMBERED, 0), requests.start))
     counted = np.arange(requests.start, requests.stop) >= begin
-    return TrafficPart(trace.chosen(requests), counted, busy, before=before)
+    return TrafficPart(trace.chosen(requests), counted, busy[requests], before=before)
 
 
 def _doubling(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:

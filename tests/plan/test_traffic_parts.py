@@ -54,7 +54,7 @@ def test_the_busiest_parts_are_disjoint() -> None:
 
 def test_short_traffic_is_played_whole() -> None:
     trace = _trace(5000, 3600)
-    whole, screen = (traffic_to_play(trace, each, 0.99) for each in (False, True))
+    whole, screen = traffic_to_play(trace, 0.99)
     (part,) = whole.parts
     assert len(part.trace) == whole.requests == len(trace) and whole.description is None
     assert screen.bound and sum(len(each.trace) for each in screen.parts) < len(trace)
@@ -64,10 +64,10 @@ def test_short_traffic_is_played_whole() -> None:
 def test_prompts_before_a_part_are_remembered(count: int) -> None:
     """A part has the requests just before it where the traffic tells shared prefixes."""
     trace = _trace(count, 36_000)
-    assert all(part.before is None for part in traffic_to_play(trace, True, 0.99).parts)
+    assert all(part.before is None for part in traffic_to_play(trace, 0.99)[1].parts)
     names = np.arange(count)
     shared = dataclasses.replace(trace, blocks=PromptBlocks(2048, names, np.arange(count + 1)))
-    for part in traffic_to_play(shared, True, 0.99).parts:
+    for part in traffic_to_play(shared, 0.99)[1].parts:
         assert part.trace.blocks is not None
         first = int(part.trace.blocks.names[0])
         if part.before is None:
@@ -78,12 +78,11 @@ def test_prompts_before_a_part_are_remembered(count: int) -> None:
 
 def test_a_sample_stands_for_all_requests() -> None:
     trace = _trace(6 * MOST_PLAYED, 14 * 86_400.0)
-    for screen in (False, True):
-        traffic = traffic_to_play(trace, screen, 0.99)
+    for traffic in traffic_to_play(trace, 0.99):
         played = sum(len(part.trace) for part in traffic.parts)
         assert played < 0.5 * len(trace)
         stood_for = sum(weight.sum() for weight in traffic.weights)
-        if screen:  # the busiest windows alone
+        if traffic.bound:  # the busiest windows alone
             assert 0.1 * len(trace) < stood_for < 0.5 * len(trace)
         else:
             assert stood_for == pytest.approx(len(trace), rel=0.02)
@@ -99,10 +98,10 @@ def test_a_sample_tells_the_share_of_misses(late: float, monkeypatch: pytest.Mon
     inside = below = 0
     for seed in range(10):
         trace = _trace(6 * MOST_PLAYED, 14 * 86_400.0, seed)
-        sampled, screened = (traffic_to_play(trace, each, 0.99) for each in (False, True))
+        sampled, screened = traffic_to_play(trace, 0.99)
         with monkeypatch.context() as patched:
             patched.setattr(traffic_parts, "MOST_PLAYED", len(trace))
-            whole = traffic_to_play(trace, False, 0.99)
+            whole, _ = traffic_to_play(trace, 0.99)
         objective = PlanObjective(1.0, 0.1)
         true, found, bound = (
             judge(_logs(each, late), each, objective, 1) for each in (whole, sampled, screened)
