@@ -19,12 +19,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from server.local import LocalServer
-from tests.processor_budget import KINDS, ProcessorBudget, kind
+from tests.processor_time import KINDS, ProcessorTime, kind
 from tests.quick_compiler import compile_quickly, programs_compute
 
 StartServer = Callable[..., LocalServer]
 _LARGE_BYTES = 800 * 2**20
-_BUDGET = "processor_budget"
+_PROCESSOR_TIME = "processor_time"
 
 # JAX reads these when it is first imported, and the commands that tests start inherit them.
 os.environ.setdefault(
@@ -56,21 +56,20 @@ settings.load_profile("ci")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Nearly every test waits for the compiler; each file keeps to a budget."""
+    """Nearly every test waits for the compiler; a run says which files take most."""
     compile_quickly()
     # absl closes the stream of its import when logging is configured anew, as uvicorn does; that is
     # pytest's own if a test has another one by then.
     absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
-    config.pluginmanager.register(ProcessorBudget(), _BUDGET)
+    config.pluginmanager.register(ProcessorTime(), _PROCESSOR_TIME)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with deep tests first, then files with slow tests: a long file that is begun last keeps
     all workers but one waiting."""
-    kinds = list(KINDS)
     rank: dict[Path, int] = {}
     for item in items:
-        rank[item.path] = min(kinds.index(kind(item)), rank.get(item.path, len(kinds)))
+        rank[item.path] = min(KINDS.index(kind(item)), rank.get(item.path, len(KINDS)))
     items.sort(key=lambda item: rank[item.path])
 
 
@@ -156,7 +155,7 @@ def server(
     """One server with default settings that many tests share; no file is charged with its time."""
     with _servers(tmp_path_factory) as start:
         yield start()
-    pytestconfig.pluginmanager.get_plugin(_BUDGET).restart()
+    pytestconfig.pluginmanager.get_plugin(_PROCESSOR_TIME).restart()
 
 
 @pytest.fixture(scope="session", autouse=True)
