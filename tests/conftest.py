@@ -24,7 +24,7 @@ from tests.quick_compiler import compile_quickly, programs_compute
 
 StartServer = Callable[..., LocalServer]
 _LARGE_BYTES = 800 * 2**20
-_PROCESSOR_TIME = "processor_time"
+_PROCESSOR_TIME = ProcessorTime()
 
 # JAX reads these when it is first imported, and the commands that tests start inherit them.
 os.environ.setdefault(
@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # absl closes the stream of its import when logging is configured anew, as uvicorn does; that is
     # pytest's own if a test has another one by then.
     absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
-    config.pluginmanager.register(ProcessorTime(), _PROCESSOR_TIME)
+    config.pluginmanager.register(_PROCESSOR_TIME)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -149,13 +149,11 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[LocalServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """One server with default settings that many tests share; no file is charged with its time."""
     with _servers(tmp_path_factory) as start:
         yield start()
-    pytestconfig.pluginmanager.get_plugin(_PROCESSOR_TIME).restart()
+    _PROCESSOR_TIME.restart()
 
 
 @pytest.fixture(scope="session", autouse=True)
