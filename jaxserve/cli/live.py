@@ -184,7 +184,7 @@ def operate_gateway(
         setup, inputs={name: one for name, one in setup.inputs.items() if name != "trace"}
     )
     if agent == "ppo" and Mode(mode).steers and not trained_elsewhere:
-        _check_trained_here(mode, played)
+        check_trained_here(f"--mode {mode} turns knobs", played)
     metrics = ControllerMetrics(setup.spec.name, agent, mode)
 
     def report(found: Report) -> None:
@@ -217,13 +217,20 @@ def operate_gateway(
         asyncio.run(operate(policy, static))
 
 
-def _check_trained_here(mode: str, setup: TaskSetup) -> None:
-    """Raises InputError if the weights were trained on something else than ``setup``."""
+def check_trained_here(acts: str, setup: TaskSetup) -> None:
+    """Refuses weights that were trained on something else than ``setup``.
+
+    Args:
+      acts: option with what it does by the weights, for the error.
+
+    Raises:
+      InputError: the weights were trained on something else.
+    """
     from jaxserve.agents.trained_on import trained_elsewhere
 
     sentence = trained_elsewhere(setup.weights, setup)
     if sentence is not None:
-        raise InputError(f"{sentence}; --mode {mode} turns knobs by them with --trained-elsewhere")
+        raise InputError(f"{sentence}; {acts} by them with --trained-elsewhere")
 
 
 def send_traffic(

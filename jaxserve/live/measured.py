@@ -118,8 +118,16 @@ MEASURED: Mapping[str, Source] = {
         "share of the engines with unreadable metrics",
         "an engine that answers while it reloads counts as serving",
     ),
-    "replicas_ready": Source("scraped", "engines whose metrics can be read", "as reconfiguring"),
-    "replicas_starting": Source("configured", "0: policies start no engine", "none"),
+    "replicas_ready": Source(
+        "scraped",
+        "engines whose metrics can be read; under `scale` those of them that get new requests",
+        "as reconfiguring",
+    ),
+    "replicas_starting": Source(
+        "derived",
+        "0 under `operate`; under `scale` the places in use whose engine does not answer",
+        "an engine that hangs counts as starting",
+    ),
 }
 assert MEASURED.keys() == OBSERVATION_FIELDS.keys()
 

@@ -63,10 +63,9 @@ class LocalProcesses:
                 ended.append(self._end_of(place))
                 self._start(place)
         for place, process in running.items():
-            if place >= count:
+            # A process that was told to end does so, even if its place is wanted again by then.
+            if place >= count or place in self._told_s:
                 self._stop(place, process)
-            else:
-                self._told_s.pop(place, None)
         if reasons := list(filter(None, ended)):
             raise ActuatorError("; ".join(reasons))
 

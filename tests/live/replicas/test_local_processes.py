@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +110,22 @@ def test_a_command_that_ends_at_once_is_told(folder: Path) -> None:
     asyncio.run(sleeping.resize(1))
     wait_until(lambda: asyncio.run(sleeping.size()) == 1)
     assert resize(sleeping, 2) == 2
+
+
+def test_a_replica_that_ends_when_it_is_wanted_again(folder: Path) -> None:
+    """It was told to end: a new one comes in its place, and that is no error."""
+    slow = controller(
+        folder, "sh -c 'trap \"sleep 0.3; exit 0\" TERM; while true; do sleep 0.05; done' {port}"
+    )
+    resize(slow, 1)
+    first = pids(folder)
+    time.sleep(0.2)  # the shell sets its trap
+    asyncio.run(slow.resize(0))
+
+    def anew() -> bool:
+        return resize(slow, 1) == 1 and pids(folder) != first
+
+    wait_until(anew)
 
 
 def test_a_number_that_another_process_has_now(folder: Path) -> None:

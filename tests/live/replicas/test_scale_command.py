@@ -84,6 +84,27 @@ def test_options_that_cannot_be(
     assert not list(tmp_path.rglob("*.pid"))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "one of --rule and --task says what scales"),
+        (["--task", "fleet_chat", "--rule", "rule.json"], "one of --rule and --task"),
+        (["--task", "fleet_chat", "--agent", "planner"], "shown the simulator's state"),
+        (["--task", "fleet_mixed"], "which opens"),
+        (["--task", "bursty_workload", "--agent", "default"], "replicas serve all the time"),
+        (["--task", "fleet_chat", "--first-port", "65530"], "--first-port is 65530"),
+        (["--task", "fleet_chat", "--weights", "absent"], "absent"),
+    ],
+)
+def test_policies_that_cannot_be(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence, before any gateway is asked."""
+    assert cli.main(["scale", *SLEEP, "--gateway", "http://127.0.0.1:9", *options]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert message in error
+
+
 def test_a_rule_survives_its_file() -> None:
     """All numbers."""
     setting, fleet = parse_rule(json.loads(json.dumps(RULE)), "rule.json")

@@ -21,6 +21,7 @@ import pytest
 from jaxserve.errors import InputError
 from jaxserve.live.gateway_client import GatewayError
 from jaxserve.live.replicas.actuator import ActuatorError
+from jaxserve.live.replicas.rule_autoscaler import RuleAutoscaler
 from jaxserve.live.replicas.scaler import Scaler, ScalingWindow
 from jaxserve.scaling.history import Fleetwide
 from jaxserve.scaling.setting import RuleSetting, rule_data
@@ -99,7 +100,8 @@ def scaler(gateway: FakeGateway, actuator: FakeActuator, replicas: int, **settin
     """One whose rule wants a number that stays."""
     chosen = {"acts": True, "drain_s": 60.0} | settings
     rule = RuleSetting("static", (float(replicas),))
-    return Scaler(rule, FLEET, gateway, actuator, **chosen)  # pyright: ignore[reportArgumentType]
+    rules = RuleAutoscaler(rule, FLEET)
+    return Scaler(rules, gateway, actuator, **chosen)  # pyright: ignore[reportArgumentType]
 
 
 def windows(controller: Scaler, count: int) -> list[ScalingWindow]:
@@ -178,15 +180,14 @@ def test_what_fails_is_said_and_tried_again() -> None:
 def test_too_few_engines() -> None:
     """One sentence before anything is done."""
     controller = Scaler(
-        RuleSetting("static", (4.0,)),
-        dataclasses.replace(FLEET, most=4),
+        RuleAutoscaler(RuleSetting("static", (4.0,)), dataclasses.replace(FLEET, most=4)),
         FakeGateway(),  # pyright: ignore[reportArgumentType]
         FakeActuator(1),
         acts=True,
         drain_s=1.0,
     )
     with pytest.raises(
-        InputError, match="the rule may want 4 replicas, and the gateway has places for 3"
+        InputError, match="the autoscaler may want 4 replicas, and the gateway has places for 3"
     ):
         asyncio.run(controller.run(1, print))
 
