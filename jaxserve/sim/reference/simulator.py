@@ -16,49 +16,23 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import IterationTimer
-from jaxserve.sim.reference.counters import Counters, WindowStats
+from jaxserve.sim.reference.counters import WindowStats
 from jaxserve.sim.reference.engine import Engine, Role
+from jaxserve.sim.reference.gpu import EventQueue, Gpu
+from jaxserve.sim.reference.handover import Handover
 from jaxserve.sim.reference.replicas import Phase, Replicas, Start
 from jaxserve.sim.reference.request import Request, WaitingQueue, request_log
 from jaxserve.sim.reference.routing import Router
 from jaxserve.sim.reference.settings import Knobs, MemoryMeter, ReferenceSettings
-
-
-@dataclass(eq=False)
-class _Gpu:
-    """A GPU of the deployment, with its switch."""
-
-    engine: Engine
-    prefills: bool = False
-    """whether the GPU prefills in a split."""
-    busy: bool = False
-    up: bool = True
-    down_since_s: float = 0.0
-    link_free_s: float = 0.0
-    drain: int = 0
-    """number of the drain that goes on."""
-    late: bool = False
-    """whether the time to drain is over."""
-
-
-@dataclass(eq=False)
-class _Transfer:
-    """KV on its way from a prefill GPU to a decoding one."""
-
-    request: Request
-    source: _Gpu
-    target: _Gpu
-    blocks: int
-    cancelled: bool = False
+from jaxserve.sim.reference.window_tally import WindowTally
 
 
 class ReferenceSimulator:
@@ -94,7 +68,7 @@ class ReferenceSimulator:
         delays, *streams, starts = np.random.default_rng(seed).spawn(settings.num_gpus + 2)
         self._delays = delays
         self._gpus = [
-            _Gpu(Engine(timer, knobs, settings.scheduler, stream, memory)) for stream in streams
+            Gpu(Engine(timer, knobs, settings.scheduler, stream, memory)) for stream in streams
         ]
         self.replicas = Replicas(settings.num_gpus, settings.fleet, knobs.replicas, starts)
         for gpu in self._gpus[: knobs.prefill_gpus]:
@@ -105,22 +79,18 @@ class ReferenceSimulator:
         self._split_from = knobs.prefill_gpus
         self._router = Router(settings.routing)
         self._queue = WaitingQueue(knobs.priority_routing)
-        self._handoffs = WaitingQueue(knobs.priority_routing)
-        self._source: dict[int, _Gpu] = {}  # where the KV of a handed-off request is
-        self._transfers: list[_Transfer] = []
+        self._events = EventQueue()
+        self._handover = Handover(settings, self._events, knobs.priority_routing)
         self._ids: set[int] = set()
         self._future: list[tuple[float, int, Request]] = []
         self._held_back: list[tuple[float, int, Request]] = []  # in a closed loop
         self._in_flight = 0
         self._arrived: list[Request] = []
-        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self._event_count = 0
-        self._interruptions: list[float] = []  # times of events that are no end of an iteration
         self._steady = False
         self._drains = 0
-        self._in_force = (knobs.tier, knobs.prefill_gpus)
         self._until_s = 0.0
-        self._open_window()
+        in_force = (knobs.tier, knobs.prefill_gpus)
+        self._window = WindowTally(self._gpus, self.replicas, in_force, 0.0)
         self.submit(requests)
 
     def submit(self, requests: Iterable[Request]) -> None:
@@ -148,11 +118,11 @@ class ReferenceSimulator:
         if not self.now_s <= until_s < math.inf:
             checks.refuse("until_s", until_s, f"{self.now_s} (now) or later")
         self._check(knobs)
-        self._open_window()
+        self._window = WindowTally(self._gpus, self.replicas, self._window.in_force, self.now_s)
         self._until_s, self._steady = until_s, False
         self._knobs = knobs
         self._queue.set_order(knobs.priority_routing)
-        self._handoffs.set_order(knobs.priority_routing)
+        self._handover.set_order(knobs.priority_routing)
         for gpu in self._gpus:
             self._set_knobs(gpu.engine, gpu.engine.knobs.tier)
         if knobs.replicas is not None:
@@ -162,12 +132,10 @@ class ReferenceSimulator:
             self.now_s = next_s
             while self._future and self._future[0][0] <= next_s:
                 self._arrive(heapq.heappop(self._future)[2])
-            while self._events and self._events[0][0] <= next_s:
-                _, _, handler, subject = heapq.heappop(self._events)
-                handler(subject)
+            self._events.handle(next_s)
             self._settle()
         self.now_s = until_s
-        return self._close_window()
+        return self._window.close(until_s, self._running(), self._waiting())
 
     def log(self) -> np.ndarray:
         """``LOG_DTYPE`` row of every request that has arrived, in order of arrival."""
@@ -189,21 +157,19 @@ class ReferenceSimulator:
 
     def _note_ended(self) -> None:
         """Lets as many requests in as have ended since the last call."""
-        ended = self._counters.ended
-        if ended > self._window_ended:
-            self._in_flight -= ended - self._window_ended
-            self._window_ended = ended
+        if ended := self._window.newly_ended():
+            self._in_flight -= ended
             self._let_in(self.now_s + self.settings.front_end.fixed_s)
 
     def _arrive(self, request: Request) -> None:
         self._arrived.append(request)
-        self._window_arrivals += 1
+        self._window.arrivals += 1
         request.frontend_s = self.settings.front_end.draw(self._delays)
         longest = self.settings.context_tokens
         too_long = longest is not None and request.prompt_tokens + request.output_tokens > longest
         if too_long or self._waiting() >= self.settings.queue_capacity:
             request.rejected = True
-            self._counters.rejected.append(request)
+            self._window.counters.rejected.append(request)
         else:
             self._queue.push(request)
 
@@ -224,7 +190,7 @@ class ReferenceSimulator:
             self._hand_over()
             moved = self._start_idle()
         if changed:
-            self._note_in_force()
+            self._window.note_in_force(self.now_s)
         self._note_ended()
 
     def _is_steady(self) -> bool:
@@ -246,11 +212,8 @@ class ReferenceSimulator:
         alone = self.settings.concurrency is None or len(self._gpus) == 1
         if not self._steady or self._prefill_gpus or self._queue or not alone:
             return -math.inf
-        while self._interruptions and self._interruptions[0] <= self.now_s:
-            heapq.heappop(self._interruptions)
         arrival_s = self._future[0][0] if self._future else math.inf
-        event_s = self._interruptions[0] if self._interruptions else math.inf
-        return min(self._until_s, arrival_s, event_s)
+        return min(self._until_s, arrival_s, self._events.next_interruption_s(self.now_s))
 
     def _assign_roles(self) -> None:
         """Splits the GPUs once all that are to prefill are up; until then each does both.
@@ -292,52 +255,16 @@ class ReferenceSimulator:
             self._router.choose(request, ready).waiting.push(self._queue.pop())
 
     def _hand_over(self) -> None:
-        """Starts KV transfers to the least loaded decoding GPUs that have blocks for them."""
-        while self._handoffs:
-            request = self._handoffs.peek()
-            decoders = [g for g in self._serving() if g.up and g.engine.role is not Role.PREFILL]
-            if decoders and not any(g.engine.could_ever_receive(request) for g in decoders):
-                self._handoffs.pop()
-                self._source.pop(request.id).engine.release_held(request)
-                self._lose(request)
-                continue
-            ready = [
-                gpu
-                for gpu in decoders
-                if gpu.engine.running + self._arriving(gpu) < self._knobs.batch_cap
-                and gpu.engine.can_receive(request)
-            ]
-            if not ready:
-                return
-            target = min(ready, key=lambda gpu: gpu.engine.load_tokens)
-            self._handoffs.pop()
-            blocks = target.engine.transfer_blocks(request)
-            target.engine.pool.allocate(blocks)
-            transfer = _Transfer(request, self._source[request.id], target, blocks)
-            self._transfers.append(transfer)
-            # KV exists for all tokens but the newest.
-            kv_tokens = float(request.prefill_target - 1)
-            if (sequence := self.settings.scheduler.sequence_kv) is not None:
-                kv_tokens += sequence.beside(kv_tokens)
-            seconds = kv_tokens * self.settings.kv_bytes_per_token / self.settings.link_bytes_per_s
-            target.link_free_s = max(self.now_s, target.link_free_s) + seconds
-            self._schedule(target.link_free_s, self._end_transfer, transfer)
-
-    def _arriving(self, gpu: _Gpu) -> int:
-        return sum(transfer.target is gpu for transfer in self._transfers)
-
-    def _end_transfer(self, transfer: _Transfer) -> None:
-        if transfer.cancelled:
+        """Starts KV transfers to decoding GPUs."""
+        if not self._handover.waiting:
             return
-        self._transfers.remove(transfer)
-        del self._source[transfer.request.id]
-        transfer.source.engine.release_held(transfer.request)
-        transfer.target.engine.receive(transfer.request, transfer.blocks)
+        decoders = [g for g in self._serving() if g.up and g.engine.role is not Role.PREFILL]
+        self._handover.start(self.now_s, decoders, self._knobs.batch_cap, self._lose)
 
     def _start_idle(self) -> bool:
         """Starts an iteration on every idle GPU; True if requests can move again: some were sent
         back to the router, or one that fits no GPU made room for the next."""
-        moved, ended = False, self._counters.ended
+        moved, ended = False, self._window.counters.ended
         undisturbed_s = self._undisturbed_s()
         for gpu in self._gpus:
             if not gpu.up or gpu.busy:
@@ -349,20 +276,17 @@ class ReferenceSimulator:
                 moved = True
             elif end_s is not None:
                 gpu.busy = True
-                self._put(end_s, self._end_iteration, gpu)
+                self._events.add(end_s, self._end_iteration, gpu)
             for request in engine.displaced:
                 self._queue.push(request)
                 moved = True
             engine.displaced.clear()
-        return moved or self._counters.ended > ended
+        return moved or self._window.counters.ended > ended
 
-    def _end_iteration(self, gpu: _Gpu) -> None:
+    def _end_iteration(self, gpu: Gpu) -> None:
         gpu.busy = False
         gpu.engine.finish(self.now_s)
-        for request in gpu.engine.handoffs:
-            self._source[request.id] = gpu
-            self._handoffs.push(request)
-        gpu.engine.handoffs.clear()
+        self._handover.collect(gpu)
 
     def _restart_s(self, index: int) -> float | None:
         """Seconds that GPU ``index`` needs for the tier and role that the roll leads to; None if
@@ -398,54 +322,42 @@ class ReferenceSimulator:
                     self._evict_all(gpu)
                 return
 
-    def _crash(self, gpu: _Gpu) -> None:
+    def _crash(self, gpu: Gpu) -> None:
         """Out of memory: everything that was running on the GPU is lost."""
-        self._counters.oom_restarts += 1
+        self._window.counters.oom_restarts += 1
         self._take_down(gpu, self.settings.oom_restart_s)
         for request in self._strand(gpu):
             self._lose(request)
 
     def _lose(self, request: Request) -> None:
         request.lost = True
-        self._counters.lost.append(request)
+        self._window.counters.lost.append(request)
 
-    def _take_down(self, gpu: _Gpu, seconds: float) -> None:
+    def _take_down(self, gpu: Gpu, seconds: float) -> None:
         """Stops a GPU for ``seconds``."""
         gpu.up = self._steady = False
         gpu.down_since_s = self.now_s
-        self._schedule(self.now_s + seconds, self._bring_up, gpu)
+        self._events.interrupt(self.now_s + seconds, self._bring_up, gpu)
 
-    def _evict_all(self, gpu: _Gpu) -> None:
+    def _evict_all(self, gpu: Gpu) -> None:
         """Sends all requests of a stopped GPU back to the router, to be recomputed."""
         for request in self._strand(gpu):
             request.preemptions += 1
-            self._counters.preemptions += 1
+            self._window.counters.preemptions += 1
             self._queue.push(request)
 
-    def _strand(self, gpu: _Gpu) -> list[Request]:
+    def _strand(self, gpu: Gpu) -> list[Request]:
         """Ends the process of a GPU; its waiting requests go back to the router.
 
         Returns:
           the requests whose KV went with it.
         """
-        for transfer in [t for t in self._transfers if gpu in (t.source, t.target)]:
-            transfer.cancelled = True
-            self._transfers.remove(transfer)
-            if transfer.target is gpu:
-                self._handoffs.push(transfer.request)  # its KV is still at the source
-            else:
-                transfer.target.engine.pool.release(transfer.request, transfer.blocks, 0)
-        stranded = gpu.engine.evacuate()
-        for request in stranded:
-            self._source.pop(request.id, None)
-        for request in self._handoffs.drain():
-            if request.id in self._source:
-                self._handoffs.push(request)
+        stranded = self._handover.forget(gpu)
         for request in gpu.engine.waiting.drain():
             self._queue.push(request)
         return stranded
 
-    def _serving(self) -> list[_Gpu]:
+    def _serving(self) -> list[Gpu]:
         """GPUs that new requests may go to, a restart not counted."""
         phases = self.replicas.phases
         return [
@@ -456,7 +368,7 @@ class ReferenceSimulator:
         """Starts, cancels and drains replicas until as many as are wanted serve or start."""
         begun, drained = self.replicas.order(wanted, self.now_s)
         for start in begun:
-            self._schedule(start.ready_s, self._end_start, start)
+            self._events.interrupt(start.ready_s, self._end_start, start)
         for gpu in (self._gpus[index] for index in drained):
             for request in gpu.engine.waiting.drain():
                 self._queue.push(request)
@@ -464,7 +376,7 @@ class ReferenceSimulator:
             self._drains += 1
             gpu.drain = self._drains
             end_s = self.now_s + self.settings.fleet.drain_s
-            self._schedule(end_s, self._end_drain, (gpu, gpu.drain))
+            self._events.interrupt(end_s, self._end_drain, (gpu, gpu.drain))
 
     def _end_start(self, start: Start) -> None:
         self._steady = False
@@ -474,7 +386,7 @@ class ReferenceSimulator:
         gpu.prefills = start.index < self._prefill_gpus
         self._set_knobs(gpu.engine, self._tier)
 
-    def _end_drain(self, drain: tuple[_Gpu, int]) -> None:
+    def _end_drain(self, drain: tuple[Gpu, int]) -> None:
         """Stops a replica whose time to drain is over; what runs there is recomputed elsewhere."""
         gpu, number = drain
         gpu.late = gpu.late or gpu.drain == number
@@ -491,9 +403,9 @@ class ReferenceSimulator:
             gpu.drain, gpu.late = 0, False
             self.replicas.stop(index, self.now_s)
 
-    def _bring_up(self, gpu: _Gpu) -> None:
+    def _bring_up(self, gpu: Gpu) -> None:
         gpu.up, self._steady = True, False
-        self._down_s += self.now_s - max(gpu.down_since_s, self._window_start_s)
+        self._window.note_up(gpu, self.now_s)
         gpu.prefills = self._gpus.index(gpu) < self._prefill_gpus
         self._set_knobs(gpu.engine, self._tier)
 
@@ -513,88 +425,12 @@ class ReferenceSimulator:
             knobs = replace(knobs, tier=tier, kv_capacity_tokens=capacity)
         engine.set_knobs(knobs)
 
-    def _schedule(self, time_s: float, handler: Callable[[Any], None], subject: object) -> None:
-        """Schedules an event that concerns more than one iteration."""
-        heapq.heappush(self._interruptions, time_s)
-        self._put(time_s, handler, subject)
-
-    def _put(self, time_s: float, handler: Callable[[Any], None], subject: object) -> None:
-        self._event_count += 1
-        heapq.heappush(self._events, (time_s, self._event_count, handler, subject))
-
     def _next_event_s(self) -> float:
         arrival_s = self._future[0][0] if self._future else math.inf
-        return min(arrival_s, self._events[0][0]) if self._events else arrival_s
+        return min(arrival_s, self._events.next_s)
 
     def _waiting(self) -> int:
         return len(self._queue) + sum(len(gpu.engine.waiting) for gpu in self._gpus)
 
     def _running(self) -> int:
         return sum(gpu.engine.running + len(gpu.engine.held) for gpu in self._gpus)
-
-    def _note_in_force(self) -> None:
-        """Credits the time since the last call to what was in force, and notes what is now."""
-        past_s = self._in_force_s.get(self._in_force, 0.0)
-        self._in_force_s[self._in_force] = past_s + self.now_s - self._noted_s
-        self._noted_s = self.now_s
-        tiers = [gpu.engine.knobs.tier for gpu in self._gpus]
-        prefilling = sum(gpu.engine.role is Role.PREFILL for gpu in self._gpus)
-        self._in_force = (max(tiers, key=tiers.count), prefilling)
-
-    def _open_window(self) -> None:
-        self._window_start_s = self._noted_s = self.now_s
-        self._in_force_s: dict[tuple[int, int], float] = {}
-        self.replicas.note(self.now_s)
-        self._replica_s = (self.replicas.serving_s, self.replicas.rented_s)
-        self._window_arrivals = self._window_ended = 0
-        self._down_s = 0.0
-        self._counters = Counters()
-        for gpu in self._gpus:
-            gpu.engine.counters = self._counters
-
-    def _close_window(self) -> WindowStats:
-        self._note_in_force()
-        tier, prefill_gpus = max(self._in_force_s, key=lambda pair: self._in_force_s[pair])
-        counters, length_s = self._counters, self.now_s - self._window_start_s
-        down_s = self._down_s + sum(
-            self.now_s - max(gpu.down_since_s, self._window_start_s)
-            for gpu in self._gpus
-            if not gpu.up
-        )
-        self.replicas.note(self.now_s)
-        gpu_s, rented_s = (
-            now_s - before_s
-            for now_s, before_s in zip(
-                (self.replicas.serving_s, self.replicas.rented_s), self._replica_s, strict=True
-            )
-        )
-        itl_s, p50_itl_s, p99_itl_s = counters.itl_s()
-        pools = [gpu.engine.pool for gpu in self._serving() if gpu.up]
-        blocks = sum(pool.capacity for pool in pools)
-        return WindowStats(
-            end_s=self.now_s,
-            arrivals=self._window_arrivals,
-            rejected=len(counters.rejected),
-            completed=len(counters.completed),
-            lost=len(counters.lost),
-            oom_restarts=counters.oom_restarts,
-            preemptions=counters.preemptions,
-            running=self._running(),
-            waiting=self._waiting(),
-            first_tokens=request_log(counters.first_tokens),
-            completions=request_log(counters.completed),
-            tokens=counters.tokens,
-            itl_s=itl_s,
-            p50_itl_s=p50_itl_s,
-            p99_itl_s=p99_itl_s,
-            drafted=counters.drafted,
-            draft_accepted=counters.draft_accepted,
-            kv_occupancy=sum(pool.used for pool in pools) / blocks if blocks else 0.0,
-            peak_memory_bytes=counters.peak_memory_bytes,
-            capacity=1.0 - down_s / gpu_s if gpu_s else 1.0,
-            tier=tier,
-            prefill_gpus=prefill_gpus,
-            work=counters.work,
-            serving=gpu_s / length_s if length_s else float(self.replicas.count(Phase.SERVING)),
-            rented_s=rented_s,
-        )
