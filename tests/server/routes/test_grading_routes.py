@@ -63,7 +63,7 @@ def test_more_windows_than_an_episode_has_are_refused(http: httpx.Client) -> Non
         assert (refused.status_code, refused.json()["error"]) == (422, said)
 
 
-@pytest.mark.slow
+@pytest.mark.deep  # tests/server/test_documents.py runs the command, which asks for the same
 def test_a_baseline_plays_every_task_and_is_remembered(http: httpx.Client) -> None:
     """The same figures as an agent that drives a session of the same seed."""
     answer = http.get("/baseline", params={"agent": "default", "seed": 3}, timeout=600.0).json()
