@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class FleetState:
+class LiveFleet:
     """A fleet at the end of a window; sequences have one entry for every place."""
 
     window: Mapping[str, Any]
@@ -80,7 +80,7 @@ class Autoscaler(Protocol):
         """Equal parts of a window of which it is told the arrivals."""
         ...
 
-    def wanted(self, state: FleetState) -> int:
+    def wanted(self, state: LiveFleet) -> int:
         """Replicas that it wants after a window.
 
         Raises:

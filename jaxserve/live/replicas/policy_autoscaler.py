@@ -13,7 +13,7 @@ from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.measured import Streams, measure, observe
 from jaxserve.live.readings import EngineState, parse_engine_state, parse_window
-from jaxserve.live.replicas.autoscaler import FleetState
+from jaxserve.live.replicas.autoscaler import LiveFleet
 from jaxserve.seeds import episode_key, policy_key
 from jaxserve.sim.fast.window import idle_metrics
 from jaxserve.types import WindowMetrics
@@ -56,7 +56,7 @@ class PolicyAutoscaler:
         idle = idle_metrics(len(env.slo.ttft_s))
         self._act(self._memory, observe(env, self._seen, idle, None, 1), self._key)
 
-    def wanted(self, state: FleetState) -> int:
+    def wanted(self, state: LiveFleet) -> int:
         """The policy's number of replicas, at least one."""
         self._number += 1
         self._seen = observe(
@@ -70,7 +70,7 @@ class PolicyAutoscaler:
         # 0 stands for all replicas.
         return int(np.clip(int(action.replicas) or self.most, 1, self.most))
 
-    def _measured(self, state: FleetState) -> WindowMetrics:
+    def _measured(self, state: LiveFleet) -> WindowMetrics:
         """The window in the simulator's terms, with the fleet's replicas."""
         env, serving = self._env, state.serving
         if not serving:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.live.replicas.autoscaler import FleetState
+from jaxserve.live.replicas.autoscaler import LiveFleet
 from jaxserve.scaling.history import Fleetwide, Reading
 from jaxserve.scaling.readings import TPOT_BUCKETS_S, TTFT_BUCKETS_S, histogram_quantile
 from jaxserve.scaling.rule_form import RuleMemory, first_memory
@@ -36,14 +36,14 @@ class RuleAutoscaler:
         self._tpot_s: deque[Sequence[float]] = deque(maxlen=windows)
         self._mean_prompt = 0.0
 
-    def wanted(self, state: FleetState) -> int:
+    def wanted(self, state: LiveFleet) -> int:
         """The rule's number of replicas."""
         if self._memory is None:
             self._memory = first_memory(self._fleet, max(state.size, self._fleet.least))
         wanted, self._memory = _ask(self._fleet, *self._rule, self._memory, self.read(state))
         return round(float(wanted))
 
-    def read(self, state: FleetState) -> Reading:
+    def read(self, state: LiveFleet) -> Reading:
         """The reading at the end of a window.
 
         A gateway tells every TTFT and the mean TPOT of a window: TPOTs count as that mean.

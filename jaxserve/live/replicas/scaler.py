@@ -18,7 +18,7 @@ from typing import Any
 from jaxserve.errors import InputError
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.replicas.actuator import Actuator, ActuatorError
-from jaxserve.live.replicas.autoscaler import Autoscaler, FleetState
+from jaxserve.live.replicas.autoscaler import Autoscaler, LiveFleet
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Scaler:
             return dataclasses.replace(decision, error=str(error))
         return dataclasses.replace(decision, acted=True)
 
-    async def _read(self) -> FleetState | None:
+    async def _read(self) -> LiveFleet | None:
         """State of the fleet; None in the first window, which only begins the next one."""
         since_s = self._since_s
         window = await self._gateway.window(since_s, self._autoscaler.slices)
@@ -148,7 +148,7 @@ class Scaler:
         if since_s is None:
             return None
         engines = pool["engines"][: self._autoscaler.most]
-        return FleetState(
+        return LiveFleet(
             window=window,
             metrics=metrics,
             names=[engine["name"] for engine in engines],
@@ -158,7 +158,7 @@ class Scaler:
             size=size,
         )
 
-    async def _act(self, state: FleetState, wanted: int) -> None:
+    async def _act(self, state: LiveFleet, wanted: int) -> None:
         """Tells the gateway which engines serve, and the actuator how many replicas stay."""
         up = [place for place, answers in enumerate(state.answers) if answers]
         serving = [place for place in up if place < wanted] or up[:1]

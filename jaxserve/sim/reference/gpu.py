@@ -12,7 +12,7 @@ from jaxserve.sim.reference.engine import Engine
 
 
 @dataclass(eq=False)
-class Gpu:
+class ServingGpu:
     """A GPU of the deployment, with its switch."""
 
     engine: Engine
@@ -35,13 +35,14 @@ class EventQueue:
     def __init__(self) -> None:
         """Begins empty."""
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self._count = 0
+        self.count = 0
+        """events that were ever added."""
         self._interruptions: list[float] = []
 
     def add(self, time_s: float, handler: Callable[[Any], None], subject: object) -> None:
         """Adds the end of an iteration, which concerns its own GPU alone."""
-        self._count += 1
-        heapq.heappush(self._events, (time_s, self._count, handler, subject))
+        self.count += 1
+        heapq.heappush(self._events, (time_s, self.count, handler, subject))
 
     def interrupt(self, time_s: float, handler: Callable[[Any], None], subject: object) -> None:
         """Adds an event that concerns more than one GPU."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxserve.sim.reference.gpu import EventQueue, Gpu
+from jaxserve.sim.reference.gpu import EventQueue, ServingGpu
 from jaxserve.sim.reference.request import Request, WaitingQueue
 from jaxserve.sim.reference.settings import ReferenceSettings
 
@@ -15,8 +15,8 @@ class _Transfer:
     """KV on its way from a prefill GPU to a decoding one."""
 
     request: Request
-    source: Gpu
-    target: Gpu
+    source: ServingGpu
+    target: ServingGpu
     blocks: int
     cancelled: bool = False
 
@@ -28,7 +28,7 @@ class Handover:
         """Args: the deployment, its events, and whether requests go by priority."""
         self._settings, self._events = settings, events
         self._queue = WaitingQueue(by_priority)
-        self._source: dict[int, Gpu] = {}  # where the KV of a request is, by id
+        self._source: dict[int, ServingGpu] = {}  # where the KV of a request is, by id
         self._transfers: list[_Transfer] = []
 
     @property
@@ -40,7 +40,7 @@ class Handover:
         """Orders the waiting requests anew."""
         self._queue.set_order(by_priority)
 
-    def collect(self, gpu: Gpu) -> None:
+    def collect(self, gpu: ServingGpu) -> None:
         """Takes the requests that a GPU has prefilled; it holds their KV until it is elsewhere."""
         for request in gpu.engine.handoffs:
             self._source[request.id] = gpu
@@ -50,7 +50,7 @@ class Handover:
     def start(
         self,
         now_s: float,
-        decoders: Sequence[Gpu],
+        decoders: Sequence[ServingGpu],
         batch_cap: int,
         lose: Callable[[Request], None],
     ) -> None:
@@ -86,7 +86,7 @@ class Handover:
             target.link_free_s = max(now_s, target.link_free_s) + self._seconds(request)
             self._events.interrupt(target.link_free_s, self._end, transfer)
 
-    def forget(self, gpu: Gpu) -> list[Request]:
+    def forget(self, gpu: ServingGpu) -> list[Request]:
         """Cancels what a GPU that stops sends and receives.
 
         Returns:
@@ -115,7 +115,7 @@ class Handover:
             kv_tokens += sequence.beside(kv_tokens)
         return kv_tokens * self._settings.kv_bytes_per_token / self._settings.link_bytes_per_s
 
-    def _arriving(self, gpu: Gpu) -> int:
+    def _arriving(self, gpu: ServingGpu) -> int:
         return sum(transfer.target is gpu for transfer in self._transfers)
 
     def _end(self, transfer: _Transfer) -> None:

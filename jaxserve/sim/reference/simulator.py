@@ -26,7 +26,7 @@ from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.reference.counters import WindowStats
 from jaxserve.sim.reference.engine import Engine, Role
-from jaxserve.sim.reference.gpu import EventQueue, Gpu
+from jaxserve.sim.reference.gpu import EventQueue, ServingGpu
 from jaxserve.sim.reference.handover import Handover
 from jaxserve.sim.reference.replicas import Phase, Replicas, Start
 from jaxserve.sim.reference.request import Request, WaitingQueue, request_log
@@ -68,7 +68,8 @@ class ReferenceSimulator:
         delays, *streams, starts = np.random.default_rng(seed).spawn(settings.num_gpus + 2)
         self._delays = delays
         self._gpus = [
-            Gpu(Engine(timer, knobs, settings.scheduler, stream, memory)) for stream in streams
+            ServingGpu(Engine(timer, knobs, settings.scheduler, stream, memory))
+            for stream in streams
         ]
         self.replicas = Replicas(settings.num_gpus, settings.fleet, knobs.replicas, starts)
         for gpu in self._gpus[: knobs.prefill_gpus]:
@@ -283,7 +284,7 @@ class ReferenceSimulator:
             engine.displaced.clear()
         return moved or self._window.counters.ended > ended
 
-    def _end_iteration(self, gpu: Gpu) -> None:
+    def _end_iteration(self, gpu: ServingGpu) -> None:
         gpu.busy = False
         gpu.engine.finish(self.now_s)
         self._handover.collect(gpu)
@@ -322,7 +323,7 @@ class ReferenceSimulator:
                     self._evict_all(gpu)
                 return
 
-    def _crash(self, gpu: Gpu) -> None:
+    def _crash(self, gpu: ServingGpu) -> None:
         """Out of memory: everything that was running on the GPU is lost."""
         self._window.counters.oom_restarts += 1
         self._take_down(gpu, self.settings.oom_restart_s)
@@ -333,20 +334,20 @@ class ReferenceSimulator:
         request.lost = True
         self._window.counters.lost.append(request)
 
-    def _take_down(self, gpu: Gpu, seconds: float) -> None:
+    def _take_down(self, gpu: ServingGpu, seconds: float) -> None:
         """Stops a GPU for ``seconds``."""
         gpu.up = self._steady = False
         gpu.down_since_s = self.now_s
         self._events.interrupt(self.now_s + seconds, self._bring_up, gpu)
 
-    def _evict_all(self, gpu: Gpu) -> None:
+    def _evict_all(self, gpu: ServingGpu) -> None:
         """Sends all requests of a stopped GPU back to the router, to be recomputed."""
         for request in self._strand(gpu):
             request.preemptions += 1
             self._window.counters.preemptions += 1
             self._queue.push(request)
 
-    def _strand(self, gpu: Gpu) -> list[Request]:
+    def _strand(self, gpu: ServingGpu) -> list[Request]:
         """Ends the process of a GPU; its waiting requests go back to the router.
 
         Returns:
@@ -357,7 +358,7 @@ class ReferenceSimulator:
             self._queue.push(request)
         return stranded
 
-    def _serving(self) -> list[Gpu]:
+    def _serving(self) -> list[ServingGpu]:
         """GPUs that new requests may go to, a restart not counted."""
         phases = self.replicas.phases
         return [
@@ -386,7 +387,7 @@ class ReferenceSimulator:
         gpu.prefills = start.index < self._prefill_gpus
         self._set_knobs(gpu.engine, self._tier)
 
-    def _end_drain(self, drain: tuple[Gpu, int]) -> None:
+    def _end_drain(self, drain: tuple[ServingGpu, int]) -> None:
         """Stops a replica whose time to drain is over; what runs there is recomputed elsewhere."""
         gpu, number = drain
         gpu.late = gpu.late or gpu.drain == number
@@ -403,7 +404,7 @@ class ReferenceSimulator:
             gpu.drain, gpu.late = 0, False
             self.replicas.stop(index, self.now_s)
 
-    def _bring_up(self, gpu: Gpu) -> None:
+    def _bring_up(self, gpu: ServingGpu) -> None:
         gpu.up, self._steady = True, False
         self._window.note_up(gpu, self.now_s)
         gpu.prefills = self._gpus.index(gpu) < self._prefill_gpus

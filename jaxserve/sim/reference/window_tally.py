@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jaxserve.sim.reference.counters import Counters, WindowStats
 from jaxserve.sim.reference.engine import Role
-from jaxserve.sim.reference.gpu import Gpu
+from jaxserve.sim.reference.gpu import ServingGpu
 from jaxserve.sim.reference.replicas import Phase, Replicas
 from jaxserve.sim.reference.request import request_log
 
@@ -15,7 +15,11 @@ class WindowTally:
     """The window that is open; all GPUs of the deployment count in its ``counters``."""
 
     def __init__(
-        self, gpus: Sequence[Gpu], replicas: Replicas, in_force: tuple[int, int], now_s: float
+        self,
+        gpus: Sequence[ServingGpu],
+        replicas: Replicas,
+        in_force: tuple[int, int],
+        now_s: float,
     ) -> None:
         """Args:
         gpus: all GPUs.
@@ -41,7 +45,7 @@ class WindowTally:
         before, self._ended = self._ended, self.counters.ended
         return self._ended - before
 
-    def note_up(self, gpu: Gpu, now_s: float) -> None:
+    def note_up(self, gpu: ServingGpu, now_s: float) -> None:
         """Counts the time in which a GPU was down."""
         self._down_s += now_s - max(gpu.down_since_s, self.start_s)
 

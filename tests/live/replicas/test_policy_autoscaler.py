@@ -15,7 +15,7 @@ import pytest
 from jaxserve.agents.panel import build_agent
 from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.errors import InputError
-from jaxserve.live.replicas.autoscaler import FleetState
+from jaxserve.live.replicas.autoscaler import LiveFleet
 from jaxserve.live.replicas.policy_autoscaler import PolicyAutoscaler
 from jaxserve.live.replicas.scaler import Scaler
 from jaxserve.spaces import make_action
@@ -48,11 +48,11 @@ class Watcher:
         return make_action(batch_cap=64).replace(replicas=wanted.astype(jnp.int32)), memory
 
 
-def state(serving: int, starting: int = 0) -> FleetState:
+def state(serving: int, starting: int = 0) -> LiveFleet:
     """A fleet of which so many replicas serve and start."""
     names = [f"vllm-{place}" for place in range(PLACES)]
     up = {"running": 2.0, "waiting": 1.0, "kv_use": 0.25, "kv_tokens": 1e5, "preemptions": 3.0}
-    return FleetState(
+    return LiveFleet(
         window=window_answer(arrivals=15),
         metrics={n: up if i < serving else {"error": "away"} for i, n in enumerate(names)},
         names=names,
@@ -63,7 +63,7 @@ def state(serving: int, starting: int = 0) -> FleetState:
     )
 
 
-def wanted(setup: TaskSetup, of: Callable[[ServeObservation], jax.Array], seen: FleetState) -> int:
+def wanted(setup: TaskSetup, of: Callable[[ServeObservation], jax.Array], seen: LiveFleet) -> int:
     """The answer of a watcher to one window."""
     policy: Any = Watcher(of)
     return PolicyAutoscaler(setup, policy).wanted(seen)

@@ -104,4 +104,4 @@ def test_a_lonely_sequence_takes_few_events() -> None:
     simulator = ReferenceSimulator(ReferenceSettings(), timer, knobs, [request])
     simulator.advance(60.0, knobs)
     assert len(timer.seen) == 200
-    assert simulator._event_count < 10
+    assert simulator._events.count < 10
