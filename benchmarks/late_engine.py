@@ -1,13 +1,10 @@
 """``python -m benchmarks.late_engine``: a mock engine that answers as late as a replica starts.
 
-The process loads everything at once and listens when its start-up has passed, which it draws
-between two times of the simulated clock.
+The process loads everything at once and listens when its start-up has passed on the engine's clock.
 """
 
 from __future__ import annotations
 
-import os
-import random
 import sys
 import time
 
@@ -19,16 +16,15 @@ from jaxserve.mock_engine.serve import run
 from jaxserve.mock_engine.settings import MockEngineSettings
 
 
-def main(settings: MockEngineSettings, start_s: tuple[float, float]) -> None:
+def main(settings: MockEngineSettings, start_s: float) -> None:
     """Starts late.
 
     Args:
         settings: Settings of the mock engine.
-        start_s: Shortest and longest time from the start of the process until it listens.
+        start_s: Time from the start of the process until it listens.
     """
     build_machine(settings)
-    after_s = random.Random(os.getpid()).uniform(*start_s) / settings.speed
-    ready_s = psutil.Process().create_time() + after_s
+    ready_s = psutil.Process().create_time() + start_s / settings.speed
     if (late_s := time.time() - ready_s) > 0.0:
         print(f"late: {settings.speed * late_s:.0f} s after its start-up", file=sys.stderr)
     time.sleep(max(-late_s, 0.0))
