@@ -37,7 +37,8 @@ from jaxserve.agents.rule_advice import AdvisingRule
 from jaxserve.agents.scaling import ScalingPolicy, rule_of_setting
 from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.learning.ppo import Learner
-from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.learning.returns import task_discount
+from jaxserve.learning.run_options import check_run
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.live.gateway_client import GatewayClient
 from jaxserve.live.player import RequestOutcome, play, stream_of_class
@@ -74,9 +75,9 @@ TASK: Mapping[str, Any] = {
     },
     "knobs": ["replicas"],
     "locked": {"batch_cap": BATCH_CAP},
-    "horizon": round(DAY_S / WINDOW_S),
+    "horizon": 960,
     "window_s": WINDOW_S,
-    "ticks": 15,
+    "ticks": 8,
     "streams": [
         {
             "name": "documents",
@@ -158,13 +159,15 @@ def agents(setup: TaskSetup) -> dict[str, Policy]:
         rule = build_agent("best_rule", setup, progress)
         assert isinstance(rule, ScalingPolicy)
         advice = AdvisingRule(*rule_of_setting(rule.setting()))
-        learner = Learner.create(setup.training_env, PPOConfig(), rule=advice)
-        steps = learner.config.environments * learner.config.rollout_windows
-        count = PPO_STEPS // steps
+        env = setup.training_env
+        config = check_run(
+            PPO_STEPS, 0, 1, 1024, 2e-3, task_discount(env), horizon=TASK["horizon"], demand=True
+        )
+        learner = Learner.create(env, config, rule=advice)
         state, update = learner.init(jax.random.key(0)), jax.jit(learner.update)
-        for number in range(count):
+        for number in range(config.updates):
             state, _ = jax.block_until_ready(update(state))
-            progress("training", number + 1, count)
+            progress("training", number + 1, config.updates)
     return {"best_rule": rule, "ppo": learner.policy(state)}
 
 
@@ -367,7 +370,7 @@ def main() -> int:
     """Plays the day and prints the page; exit code 2 after bad input."""
     parser = page_parser("benchmarks.live_fleet", __doc__)
     parser.add_argument("--hours", type=float, default=24.0, help="hours of the day")
-    parser.add_argument("--speed", type=float, default=60.0, help="engines' seconds in one")
+    parser.add_argument("--speed", type=float, default=80.0, help="engines' seconds in one")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         return publish(
