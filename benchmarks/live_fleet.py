@@ -96,6 +96,7 @@ TASK: Mapping[str, Any] = {
 }
 """Few requests, each of much work, so that a day passes in half an hour on two cores."""
 PPO_STEPS = 4_000_000
+AGENTS = ("best_rule", "ppo")
 _TIMES = ("itl_mean_s", "itl_p50_s", "itl_p99_s", "ttft_p50_s", "ttft_p99_s", "tpot_mean_s")
 _GATEWAY_LIMITS = (
     "--look-ahead",
@@ -153,11 +154,13 @@ def prepared(folder: Path) -> tuple[TaskSetup, CostModel]:
     return load_setup(str(task), table=str(table)), file.metadata.cost_model
 
 
-def agents(setup: TaskSetup) -> dict[str, Policy]:
-    """The best rule, tuned on training days, and PPO, which starts from it."""
+def agents(setup: TaskSetup, names: Sequence[str]) -> dict[str, Policy]:
+    """The best rule, tuned on training days, and PPO, which starts from it, as far as named."""
     with progress_bars() as progress:
         rule = build_agent("best_rule", setup, progress)
         assert isinstance(rule, ScalingPolicy)
+        if "ppo" not in names:
+            return {"best_rule": rule}
         advice = AdvisingRule(*rule_of_setting(rule.setting()))
         env = setup.training_env
         config = check_run(
@@ -168,7 +171,8 @@ def agents(setup: TaskSetup) -> dict[str, Policy]:
         for number in range(config.updates):
             state, _ = jax.block_until_ready(update(state))
             progress("training", number + 1, config.updates)
-    return {"best_rule": rule, "ppo": learner.policy(state)}
+    found: dict[str, Policy] = {"best_rule": rule, "ppo": learner.policy(state)}
+    return {name: found[name] for name in names}
 
 
 def simulated(setup: TaskSetup, cost: CostModel, policy: Policy, windows: int) -> Outcome:
@@ -323,20 +327,24 @@ def consecutive_ports(count: int) -> list[int]:
             return ports
 
 
-def page(hours: float, speed: float, folder: Path) -> str:
-    """Plays both agents and prints each as it is known; Markdown."""
+def page(hours: float, speed: float, names: Sequence[str], folder: Path) -> str:
+    """Plays the agents and prints each as it is known; Markdown."""
     checks.number("--hours", hours, 0.5, DAY_S / 3600.0)
     checks.number("--speed", speed, 1.0, 200.0)
+    for name in names:
+        checks.one_of("--agents", name, AGENTS)
     windows = round(hours * 3600.0 / WINDOW_S)
     setup, cost = prepared(folder)
     rows = []
-    for name, policy in agents(setup).items():
+    for name, policy in agents(setup, names).items():
         expected = simulated(setup, cost, policy, windows)
         print(name, "reference", expected, flush=True)
         found, outcomes, decisions = asyncio.run(
             measured(setup, policy, speed, windows, folder / name)
         )
         print(name, "live", found, flush=True)
+        ttft_s = [speed * one.ttft_s for one in outcomes if one.ttft_s is not None]
+        print(name, "TTFT p50, p90, p99", np.percentile(ttft_s, (50, 90, 99)), flush=True)
         late_s = speed * np.percentile([one.late_s for one in outcomes], 99)
         failed = sum(one.error is not None for one in outcomes)
         errors = sum(one.error is not None for one in decisions)
@@ -370,11 +378,13 @@ def main() -> int:
     """Plays the day and prints the page; exit code 2 after bad input."""
     parser = page_parser("benchmarks.live_fleet", __doc__)
     parser.add_argument("--hours", type=float, default=24.0, help="hours of the day")
-    parser.add_argument("--speed", type=float, default=80.0, help="engines' seconds in one")
+    parser.add_argument("--agents", nargs="+", default=AGENTS, help="best_rule, ppo, or both")
+    parser.add_argument("--speed", type=float, default=40.0, help="engines' seconds in one")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         return publish(
-            lambda: page(arguments.hours, arguments.speed, Path(name)), arguments.markdown
+            lambda: page(arguments.hours, arguments.speed, arguments.agents, Path(name)),
+            arguments.markdown,
         )
 
 
