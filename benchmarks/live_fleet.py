@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 
 from benchmarks.page import page_parser, publish
 from jaxserve import checks
@@ -46,7 +45,7 @@ from jaxserve.live.prompts import RandomPrompts
 from jaxserve.live.replicas.local_processes import LocalProcesses
 from jaxserve.live.replicas.policy_autoscaler import PolicyAutoscaler
 from jaxserve.live.replicas.scaler import Scaler, ScalingWindow
-from jaxserve.runtime.child_processes import child_server, free_ports
+from jaxserve.runtime.child_processes import child_server, free_ports, ports_in_a_row
 from jaxserve.seeds import episode_key
 from jaxserve.show.terminal import progress_bars
 from jaxserve.sim.fast.state import Slo
@@ -252,7 +251,7 @@ async def measured(
 ) -> tuple[Outcome, list[RequestOutcome], list[ScalingWindow]]:
     """The test day on engines that are started and stopped."""
     folder.mkdir(parents=True)
-    ports = consecutive_ports(PLACES)
+    ports = ports_in_a_row(PLACES)
     engine = [
         *(sys.executable, "-m", "benchmarks.late_engine", "--port", "{port}"),
         *("--model", MODEL, "--hardware", HARDWARE, "--tensor-parallel", str(TENSOR_PARALLEL)),
@@ -317,16 +316,6 @@ async def _sent(
         return await play(client, stream_of_class(setup.spec), slo, requests, prompts, ended)
 
 
-def consecutive_ports(count: int) -> list[int]:
-    """Free ports in a row."""
-    while True:
-        first = free_ports(1)[0]
-        ports = list(range(first, first + count))
-        taken = {one.laddr.port for one in psutil.net_connections("tcp") if one.laddr}
-        if not taken & set(ports):
-            return ports
-
-
 def page(hours: float, speed: float, names: Sequence[str], folder: Path) -> str:
     """Plays the agents and prints each as it is known; Markdown."""
     checks.number("--hours", hours, 0.5, DAY_S / 3600.0)
@@ -354,20 +343,22 @@ def page(hours: float, speed: float, names: Sequence[str], folder: Path) -> str:
             f"{found.replica_hours / expected.replica_hours - 1.0:+.1%} | {expected.changes} | "
             f"{found.changes} | {late_s:.2f} | {errors} |"
         )
-    return "\n".join([_head(hours, speed), *rows, ""])
+    return "\n".join([_head(hours, speed, names), *rows, ""])
 
 
-def _head(hours: float, speed: float) -> str:
+def _head(hours: float, speed: float, names: Sequence[str]) -> str:
     return f"""\
 # Live fleets
 
-Printed by `python -m benchmarks.live_fleet`: {hours:g} hours of demand on up to {PLACES} replicas
-of {MODEL} on {TENSOR_PARALLEL} x {HARDWARE} each. The replicas are mock engines in processes of
-their own behind the gateway, {speed:g} times as fast as the clock, on {os.cpu_count()} cores. Every
-replica starts in {START_S:g} s, so that no draw of start-ups tells the two sides apart. The rule
-and PPO were tuned and trained on other days; the controller of `jaxserve scale` lets them act.
-*Late* is the 99th percentile of the time by which requests were sent late, in seconds of the
-engines. The aim is 5 % between the reference simulator and the live fleet.
+Printed by
+`python -m benchmarks.live_fleet --agents {" ".join(names)} --hours {hours:g} --speed {speed:g}`:
+demand on up to {PLACES} replicas of {MODEL} on {TENSOR_PARALLEL} x {HARDWARE} each.
+The replicas are mock engines in processes of their own behind the gateway, {speed:g} times as fast
+as the clock, on {os.cpu_count()} cores. Every replica starts in {START_S:g} s, so that no draw of
+start-ups tells the two sides apart. Agents were tuned or trained on other days; the controller of
+`jaxserve scale` lets them act. *Late* is the 99th percentile of the time by which requests were
+sent late, in seconds of the engines. The aim is 5 % between the reference simulator and the live
+fleet.
 
 | agent | requests | failed | met, reference | met, live | replica hours, reference | live | \
 difference | changes, reference | live | late | windows with an error |

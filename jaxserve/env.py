@@ -242,6 +242,25 @@ class ServeEnv(Replaceable):
             self.workload.classes, last, metrics, step, jnp.float32(self.window_s)
         )
 
+    def next_observation_without_end(
+        self, last: ServeObservation, metrics: WindowMetrics, count: jax.Array
+    ) -> ServeObservation:
+        """Observation at the end of a window of a deployment that is operated on and on.
+
+        Policies are trained on episodes: step and cost start again after every horizon, so that
+        features stay in their range of training. The step is never 0, at which policies reset their
+        memory.
+
+        Args:
+          last: the observation before; windows between the two may be missing.
+          metrics: of the window.
+          count: int32, number of the window, from 1.
+        """
+        step = 1 + (count - 1) % self.horizon
+        again = step <= last.step_index
+        last = dataclasses.replace(last, cost_so_far=jnp.where(again, 0.0, last.cost_so_far))
+        return self.next_observation(last, metrics, step)
+
 
 def _check_key(key: object) -> None:
     dtype = getattr(key, "dtype", None)

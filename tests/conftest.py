@@ -19,11 +19,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from server.local import LocalServer
-from tests.processor_time import KINDS, ProcessorTime, kind
+from tests.processor_time import ProcessorTime
 from tests.quick_compiler import compile_quickly, programs_compute
 
 StartServer = Callable[..., LocalServer]
 _LARGE_BYTES = 800 * 2**20
+_KINDS = ("deep", "slow", "fast")
+"""Kinds of tests, the longest first."""
 _PROCESSOR_TIME = ProcessorTime()
 
 # JAX reads these when it is first imported, and the commands that tests start inherit them.
@@ -69,7 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     all workers but one waiting."""
     rank: dict[Path, int] = {}
     for item in items:
-        rank[item.path] = min(KINDS.index(kind(item)), rank.get(item.path, len(KINDS)))
+        kind = next((name for name in _KINDS if item.get_closest_marker(name)), "fast")
+        rank[item.path] = min(_KINDS.index(kind), rank.get(item.path, len(_KINDS)))
     items.sort(key=lambda item: rank[item.path])
 
 

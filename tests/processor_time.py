@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-KINDS = ("deep", "slow", "fast")
-"""Kinds of tests, the longest first."""
 _SHOWN = 15
 """Files in the summary, and the number of files from which there is a summary."""
-
-
-def kind(item: pytest.Item) -> str:
-    """The kind of a test, by its marker."""
-    return next((name for name in KINDS if item.get_closest_marker(name)), "fast")
 
 
 class ProcessorTime:

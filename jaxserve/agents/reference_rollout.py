@@ -366,19 +366,16 @@ def reference_rollout(
       key: typed key of the episode; actions draw from its ``jaxserve.seeds.policy_key``.
       timer: iteration times, see ``table_timer``.
       windows: length; the environment's horizon by default. Where it is longer, the observed step
-        and cost start again after every horizon, as those of a live deployment do.
+        and cost are those of ``ServeEnv.next_observation_without_end``.
     """
     episode = ReferenceEpisode(env, key, timer, windows)
 
     @jax.jit
     def observe(
-        observation: ServeObservation, metrics: WindowMetrics, window: jax.Array
+        observation: ServeObservation, metrics: WindowMetrics, count: jax.Array
     ) -> tuple[ServeObservation, RewardParts]:
-        step = 1 + window % env.horizon
-        cost_so_far = jnp.where(step == 1, 0.0, observation.cost_so_far)
-        observation = dataclasses.replace(observation, cost_so_far=cost_so_far)
-        parts = compute_reward(env.reward, metrics, step == env.horizon)
-        return env.next_observation(observation, metrics, step), parts
+        parts = compute_reward(env.reward, metrics, count % env.horizon == 0)
+        return env.next_observation_without_end(observation, metrics, count), parts
 
     _, timestep = env.reset(key)
     observation, memory = timestep.observation, policy.init(env)
@@ -386,7 +383,7 @@ def reference_rollout(
     for window in range(episode.windows):
         action, memory = act(policy, env, memory, observation, policy_key(key, window))
         metrics = episode.step(action)
-        observation, parts = observe(observation, metrics, jnp.int32(window))
+        observation, parts = observe(observation, metrics, jnp.int32(window + 1))
         rows.append(jax.tree.map(np.asarray, (metrics, parts, action)))
     metrics, parts, actions = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
     return ReferenceRollout(metrics, parts, actions, episode.log())

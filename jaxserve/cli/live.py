@@ -150,17 +150,14 @@ def operate_gateway(
     import time
     from contextlib import ExitStack
 
-    from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent
+    from jaxserve.agents.panel import best_static_policy, build_agent
     from jaxserve.agents.task_setup import load_setup
     from jaxserve.gateway.settings import AccessTokens
     from jaxserve.live.guard import parse_most_changes
     from jaxserve.live.show import print_heading, print_report
     from jaxserve.show.terminal import progress_bars
 
-    if agent in PRIVILEGED_AGENTS:
-        raise InputError(
-            f"--agent is {agent}, which is shown the simulator's state; no gateway has it"
-        )
+    check_observes(agent)
     if windows is not None:
         checks.whole("--windows", windows, 1)
     if metrics_port is not None:
@@ -215,6 +212,16 @@ def operate_gateway(
             policy = build_agent(agent, played, progress)
             static = best_static_policy(setup, progress).action
         asyncio.run(operate(policy, static))
+
+
+def check_observes(agent: str) -> None:
+    """Raises InputError for an agent that needs more than a gateway can show."""
+    from jaxserve.agents.panel import PRIVILEGED_AGENTS
+
+    if agent in PRIVILEGED_AGENTS:
+        raise InputError(
+            f"--agent is {agent}, which is shown the simulator's state; no gateway has it"
+        )
 
 
 def check_trained_here(acts: str, setup: TaskSetup) -> None:

@@ -55,7 +55,7 @@ def scale_replicas(
     import json
     from dataclasses import asdict
 
-    from jaxserve.cli.live import check_trained_here, control_token
+    from jaxserve.cli.live import check_observes, check_trained_here, control_token
 
     checks.number("--drain-s", drain_s, 0.0, 86_400.0)
     if (rule is None) == (task is None):
@@ -77,15 +77,12 @@ def scale_replicas(
         setting, fleet = parse_rule(read_json(rule, "--rule"), "--rule")
         autoscaler, name = RuleAutoscaler(setting, fleet), setting.kind
     else:
-        from jaxserve.agents.panel import PRIVILEGED_AGENTS, build_agent
+        from jaxserve.agents.panel import build_agent
         from jaxserve.agents.task_setup import load_setup
         from jaxserve.live.replicas.policy_autoscaler import PolicyAutoscaler
         from jaxserve.show.terminal import progress_bars
 
-        if agent in PRIVILEGED_AGENTS:
-            raise InputError(
-                f"--agent is {agent}, which is shown the simulator's state; no gateway has it"
-            )
+        check_observes(agent)
         setup = load_setup(str(task), weights=weights)
         if agent == "ppo" and act and not trained_elsewhere:
             check_trained_here("--act scales", setup)

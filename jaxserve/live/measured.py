@@ -257,16 +257,14 @@ def observe(
 ) -> ServeObservation:
     """The observation as in the simulator, but with exact TTFT quantiles.
 
-    Policies are trained on episodes, but operation has no end: step and cost start again after
-    every ``env.horizon`` windows, so that features stay in their range of training. The step is
-    never 0, at which policies reset their memory.
+    Step and cost are those of ``ServeEnv.next_observation_without_end``.
 
     Args:
       last: the observation before.
       window: has the exact quantiles; without it, they come from ``metrics``.
       count: number of the window, from 1.
     """
-    seen = _observe(env, last, metrics, jnp.int32(count))
+    seen = _next_observation(env, last, metrics, jnp.int32(count))
     if window is None or window.ttft_p50_s is None or window.ttft_p99_s is None:
         return seen
     bound = OBSERVATION_FIELDS["p50_ttft_ms"].bound.high
@@ -277,15 +275,7 @@ def observe(
     )
 
 
-@jax.jit
-def _observe(
-    env: ServeEnv, last: ServeObservation, metrics: WindowMetrics, count: jax.Array
-) -> ServeObservation:
-    step = 1 + (count - 1) % env.horizon
-    # Compare with the last observed window: the first window of an episode may be missing.
-    again = step <= last.step_index
-    last = dataclasses.replace(last, cost_so_far=jnp.where(again, 0.0, last.cost_so_far))
-    return env.next_observation(last, metrics, step)
+_next_observation = jax.jit(ServeEnv.next_observation_without_end)
 
 
 def _queued_share(window: LiveWindow, after: EngineState) -> float:

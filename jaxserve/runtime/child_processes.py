@@ -154,6 +154,22 @@ def free_ports(count: int) -> list[int]:
     raise OSError(f"fewer than {count} ports of 127.0.0.1 are unused")
 
 
+def ports_in_a_row(count: int) -> list[int]:
+    """Unused ports of this machine that follow each other, the first drawn at random.
+
+    Raises:
+      OSError: nowhere are so many unused.
+    """
+    firsts = _PORTS[: len(_PORTS) - count + 1]
+    for first in random.SystemRandom().sample(firsts, len(firsts)):
+        ports = list(range(first, first + count))
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in ports:
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return ports
+    raise OSError(f"nowhere are {count} ports of 127.0.0.1 in a row unused")
+
+
 def _answers(url: str, any_status: bool) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5.0):

@@ -12,7 +12,7 @@ from jaxserve.agents.policy import Policy
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.measured import Streams, measure, observe
-from jaxserve.live.readings import EngineState, parse_engine_state, parse_window
+from jaxserve.live.readings import EngineState, LiveWindow, parse_engine_state, parse_window
 from jaxserve.live.replicas.autoscaler import LiveFleet
 from jaxserve.seeds import episode_key, policy_key
 from jaxserve.sim.fast.window import idle_metrics
@@ -59,9 +59,9 @@ class PolicyAutoscaler:
     def wanted(self, state: LiveFleet) -> int:
         """The policy's number of replicas, at least one."""
         self._number += 1
-        self._seen = observe(
-            self._env, self._seen, self._measured(state), parse_window(state.window), self._number
-        )
+        window = parse_window(state.window)
+        metrics = self._measured(state, window)
+        self._seen = observe(self._env, self._seen, metrics, window, self._number)
         action, memory = self._act(self._memory, self._seen, policy_key(self._key, self._number))
         floats = [np.asarray(leaf) for leaf in jax.tree.leaves((action, memory))]
         if not all(np.isfinite(x).all() for x in floats if np.issubdtype(x.dtype, np.floating)):
@@ -70,7 +70,7 @@ class PolicyAutoscaler:
         # 0 stands for all replicas.
         return int(np.clip(int(action.replicas) or self.most, 1, self.most))
 
-    def _measured(self, state: LiveFleet) -> WindowMetrics:
+    def _measured(self, state: LiveFleet, window: LiveWindow) -> WindowMetrics:
         """The window in the simulator's terms, with the fleet's replicas."""
         env, serving = self._env, state.serving
         if not serving:
@@ -78,7 +78,6 @@ class PolicyAutoscaler:
         after = parse_engine_state(serving, _NO_CONTROLS)
         before = after if self._before is None else self._before
         self._before = after
-        window = parse_window(state.window)
         metrics = measure(env, self._streams, window, before, after, env.locked)
         deployment = env.deployment.on_host()
         cost_usd = deployment.cost_usd(window.seconds, metrics.energy_j, state.size)

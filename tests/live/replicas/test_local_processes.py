@@ -113,7 +113,7 @@ def test_a_command_that_ends_at_once_is_told(folder: Path) -> None:
 
 
 def test_a_replica_that_ends_when_it_is_wanted_again(folder: Path) -> None:
-    """It was told to end: a new one comes in its place, and that is no error."""
+    """A replica that was told to end is replaced by a new one, and that is no error."""
     slow = controller(
         folder, "sh -c 'trap \"sleep 0.3; exit 0\" TERM; while true; do sleep 0.05; done' {port}"
     )

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +22,9 @@ from jaxserve.live.gateway_client import GatewayError
 from jaxserve.live.replicas.actuator import ActuatorError
 from jaxserve.live.replicas.rule_autoscaler import RuleAutoscaler
 from jaxserve.live.replicas.scaler import Scaler, ScalingWindow
+from jaxserve.runtime.child_processes import ports_in_a_row
 from jaxserve.scaling.history import Fleetwide
 from jaxserve.scaling.setting import RuleSetting, rule_data
-from server.local import free_port
 from tests.gateway.gateway_thread import RunningGateway
 from tests.patience import wait_until
 
@@ -192,16 +191,6 @@ def test_too_few_engines() -> None:
         asyncio.run(controller.run(1, print))
 
 
-def three_ports() -> int:
-    """The first of three free ports in a row."""
-    while True:
-        first = free_port()
-        with contextlib.ExitStack() as sockets, contextlib.suppress(OSError, OverflowError):
-            for port in range(first, first + 3):
-                sockets.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-
-
 def request(tokens: int) -> dict[str, Any]:
     """A request for so many tokens."""
     message = {"role": "user", "content": "Count."}
@@ -219,7 +208,7 @@ def test_real_replicas(tmp_path: Path) -> None:
     engines and requests alone, and the next one scales down without losing a request."""
     rule = rule_data(RuleSetting("hpa_running", (4.0, 2.0)), FLEET)
     (tmp_path / "rule.json").write_text(json.dumps(rule))
-    first = three_ports()
+    first = ports_in_a_row(3)[0]
     jaxserve = [sys.executable, "-m", "jaxserve.cli"]
     engine = f"{sys.executable} -m jaxserve.cli mock-engine --model llama-3.1-8b"
     command = [
