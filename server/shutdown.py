@@ -26,7 +26,8 @@ def remember_signal(sig: int) -> None:
 
 def end(sig: int, how: str) -> NoReturn:
     """Ends the process with a sentence, and the exit code that a shell reports for that signal."""
-    print(f"server: {how}", file=sys.stderr, flush=True)
+    # One write for the whole line: each worker of a server prints it, at the same moment.
+    os.write(sys.stderr.fileno(), f"server: {how}\n".encode())
     os._exit(128 + sig)
 
 
