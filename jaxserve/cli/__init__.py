@@ -22,12 +22,12 @@ from jaxserve.cli.autoscale import autoscale_fleet
 from jaxserve.cli.engines import calibrate_engine, record_trace, run_gateway, run_mock_engine
 from jaxserve.cli.live import (
     make_live_task,
-    operate_gateway,
     send_traffic,
     show_live_log,
     throw_switch,
     write_dashboard,
 )
+from jaxserve.cli.operate import operate_gateway
 from jaxserve.cli.plan import plan_deployment
 from jaxserve.cli.rollouts import rollout_group
 from jaxserve.cli.scale import scale_replicas

@@ -55,7 +55,8 @@ def scale_replicas(
     import json
     from dataclasses import asdict
 
-    from jaxserve.cli.live import check_observes, check_trained_here, control_token
+    from jaxserve.cli.live import control_token
+    from jaxserve.cli.operate import check_observes, check_trained_here, replica_actuator
 
     checks.number("--drain-s", drain_s, 0.0, 86_400.0)
     if (rule is None) == (task is None):
@@ -64,10 +65,7 @@ def scale_replicas(
         raise InputError("one of --start and --kubernetes says where replicas run")
     with needing("gateway", "scale"):
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
-        from jaxserve.live.replicas.actuator import Actuator
-        from jaxserve.live.replicas.autoscaler import Autoscaler
-        from jaxserve.live.replicas.local_processes import LocalProcesses
-        from jaxserve.live.replicas.scaler import Scaler, ScalingWindow
+        from jaxserve.live.replicas.scaler import Autoscaler, Scaler, ScalingWindow
     autoscaler: Autoscaler
     if rule is not None:
         from jaxserve.datafiles import read_json
@@ -88,18 +86,9 @@ def scale_replicas(
             check_trained_here("--act scales", setup)
         with progress_bars() as progress:
             autoscaler, name = PolicyAutoscaler(setup, build_agent(agent, setup, progress)), agent
-    checks.whole("--first-port", first_port, 1, 65_536 - autoscaler.most)
-    actuator: Actuator
-    if start is not None:
-        beside = Path() if rule is None else rule.parent
-        actuator = LocalProcesses(start, first_port, folder or beside / "jaxserve-scale")
-    else:
-        namespace, slash, pods = str(kubernetes).partition("/")
-        if not (namespace and slash and pods):
-            checks.refuse("--kubernetes", kubernetes, "NAMESPACE/NAME of a StatefulSet")
-        with needing("kubernetes", "--kubernetes"):
-            from jaxserve.live.replicas.kubernetes_scale import KubernetesScale
-        actuator = KubernetesScale(namespace, pods)
+    beside = Path() if rule is None else rule.parent
+    where = folder or beside / "jaxserve-scale"
+    actuator = replica_actuator(start, first_port, where, kubernetes, autoscaler.most)
 
     def say(decision: ScalingWindow) -> None:
         print(decision.text(), flush=True)

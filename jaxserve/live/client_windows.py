@@ -16,7 +16,6 @@ from jaxserve.gateway.measure.windows import WindowSeries
 from jaxserve.live.engine_client import EngineClient, TimedCompletion
 from jaxserve.live.player import stream_of_class
 from jaxserve.live.readings import (
-    COUNTERS,
     EngineState,
     LiveWindow,
     parse_engine_state,
@@ -145,11 +144,10 @@ async def read_state(engine: EngineClient) -> EngineState | None:
 def silent_state() -> EngineState:
     """State of an engine without metrics."""
     return EngineState(
-        counters=dict.fromkeys(COUNTERS),
+        counters={},
         waiting=None,
         kv_use=None,
         kv_tokens=None,
-        identity=(),
         up=1,
         count=1,
     )

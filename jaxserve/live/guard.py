@@ -28,6 +28,8 @@ class Guard:
     """KV budget, downwards: a larger step preempts many sequences at once."""
     depth_step: int = 2
     """speculation depth."""
+    replicas_down: int = 1
+    """replicas fewer; more replicas can be wanted at once."""
     dwell_windows: int = 30
     """windows between two changes of tier or split."""
 
@@ -75,7 +77,6 @@ def values_in_force(knobs: Mapping[str, Any], locked: Mapping[str, float]) -> Va
     """
     found: Values = {}
     for name, bound in ACTION_BOUNDS.items():
-        # Gateways turn no knob of a fleet: all its replicas serve.
         now = knobs.get(name, {}).get("now")
         value = float(locked[name] if now is None else now)
         found[name] = bound.number(min(max(value, bound.low), bound.high))
@@ -115,6 +116,8 @@ def guarded(
         found["speculation_depth"] = min(
             max(wanted["speculation_depth"], depth - step), depth + step
         )
+    least_replicas = before["replicas"] - guard.replicas_down
+    found["replicas"] = max(wanted["replicas"], least_replicas)
     if since_costly < guard.dwell_windows:
         for name in RESTART_KNOBS:
             found[name] = before[name]

@@ -29,6 +29,8 @@ def derive(
     A knob stays free if the base task frees it and the deployment turns it. The objective's memory
     term is dropped, since a smaller KV budget frees no memory of a running engine. A calibration
     restricts tier and speculation depth to measured values, and gives the front end's delay.
+    Engines behind the gateway are the places of a fleet where the base task opens its replicas;
+    otherwise they run all the time.
 
     Args:
       base: content of the task file with the traffic and its objectives.
@@ -43,6 +45,8 @@ def derive(
     """
     spec = parse_task(base, name)
     offered = _offers(knobs)
+    if "replicas" in spec.knobs:
+        offered["replicas"] = _SCALED
     free = [knob for knob in spec.knobs if offered[knob]["how"] in TURNED]
     measured = {} if calibration is None else _measured(calibration)
     for knob, (least, most) in measured.items():
@@ -61,7 +65,7 @@ def derive(
         bound, offer = ACTION_BOUNDS[knob], offered[knob]
         least, most = measured.get(knob, (bound.low, bound.high))
         locked[knob] = bound.number(min(max(locked[knob], least), most))
-        if offer["how"] in TURNED:
+        if offer["how"] in TURNED and offer is not _SCALED:
             low, high = max(offer["least"], least), min(offer["most"], most)
             limits[knob] = [bound.number(low), bound.number(high)]
             static = offer["static"]
@@ -71,8 +75,8 @@ def derive(
     if calibration is not None:
         deployment |= {"frontend_s": calibration.frontend_s, "frontend_tail_s": 0.0}
     deployment["num_gpus"] = engines.count
-    # Its engines run all the time.
-    deployment.pop("fleet", None)
+    if "replicas" not in free:
+        deployment.pop("fleet", None)
     budget = offered["token_budget"].get("static")
     if budget is not None:
         deployment["token_budget"] = int(budget)
@@ -97,6 +101,8 @@ def _offers(knobs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 _NO_OFFER = {"how": "unsupported", "reason": "the gateway starts and stops no replicas"}
 """Offer of a knob that a gateway does not know."""
+_SCALED = {"how": "exact"}
+"""Offer of the replicas of a fleet, by an actuator."""
 
 
 def _measured(calibration: Calibration) -> dict[str, tuple[float, float]]:

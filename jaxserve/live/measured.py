@@ -120,12 +120,12 @@ MEASURED: Mapping[str, Source] = {
     ),
     "replicas_ready": Source(
         "scraped",
-        "engines whose metrics can be read; under `scale` those of them that get new requests",
+        "engines whose metrics can be read; of a fleet those of them that get new requests",
         "as reconfiguring",
     ),
     "replicas_starting": Source(
         "derived",
-        "0 under `operate`; under `scale` the places in use whose engine does not answer",
+        "0 without a fleet; of a fleet the places in use whose engine does not answer",
         "an engine that hangs counts as starting",
     ),
 }

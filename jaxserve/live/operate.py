@@ -21,11 +21,12 @@ import numpy as np
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
+from jaxserve.live.deployment_control import DeploymentControl
 from jaxserve.live.episode_file import EpisodeWriter, plain
+from jaxserve.live.fleet import ActuatorError, FleetControl
 from jaxserve.live.gateway_client import GatewayClient, GatewayError, LateAnswer
 from jaxserve.live.guard import (
     Guard,
-    KnobLimits,
     Values,
     as_values,
     changed,
@@ -34,15 +35,8 @@ from jaxserve.live.guard import (
     limited,
     windows_of_a_minute,
 )
-from jaxserve.live.live_task import check_objectives, echo, unacknowledged
-from jaxserve.live.readings import (
-    TURNED,
-    Snapshot,
-    parse_engine_state,
-    parse_knobs,
-    parse_window,
-    window_fault,
-)
+from jaxserve.live.live_task import check_objectives, echo
+from jaxserve.live.readings import TURNED, Snapshot, window_fault
 from jaxserve.live.show import Report
 from jaxserve.live.supervisor import (
     Health,
@@ -57,7 +51,6 @@ from jaxserve.seeds import episode_key, policy_key
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.types import ServeAction
 
-LEASE_WINDOWS = 2.0
 _BEGIN_S = 30.0
 """Patience with late answers before the first window, s."""
 _DEADLINE_SHARE = 0.5
@@ -90,6 +83,7 @@ class Controller:
         gateway: GatewayClient,
         log: EpisodeWriter,
         conduct: Conduct,
+        fleet: FleetControl | None = None,
     ) -> None:
         """Args:
         setup: the live task.
@@ -98,12 +92,15 @@ class Controller:
         gateway: client of the deployment's gateway.
         log: log of the episode.
         conduct: limits of the controller.
+        fleet: scales the replicas of a task with a fleet; None where all serve all the time.
         """
         self._env = env = setup.env
+        self._fleet = fleet
         self._spec = setup.spec
         self._turned = setup.spec.knobs
-        self._static = as_values(env.effective_action(static))
+        self._static = self._values(static)
         self._gateway = gateway
+        self._deployment = DeploymentControl(env, setup.spec.knobs, gateway, fleet)
         self._log = log
         self._mode = conduct.mode
         self._rules, self._guard = conduct.rules, conduct.guard
@@ -119,14 +116,8 @@ class Controller:
         self._supervision = Supervision()
         self._since_costly = conduct.guard.dwell_windows
         self._wanted = dict(self._static)
-        self._limits = KnobLimits({}, {})
-        """latest known limits."""
         self._last: Snapshot | None = None
         """snapshot at the beginning of this window; None if it failed."""
-        self._leased = False
-        """whether a command of this controller is in force."""
-        self._knobs_took_s = 0.0
-        """duration of the latest question for the knobs, s."""
 
     async def run(
         self,
@@ -158,9 +149,9 @@ class Controller:
                 due_s += window_s
                 due_s = due_s if due_s > now_s else now_s + window_s
                 # Engines answer between two steps; asking early keeps the command on time.
-                early_s = min(self._knobs_took_s, _EARLY_SHARE * window_s)
+                early_s = min(self._deployment.knobs_took_s, _EARLY_SHARE * window_s)
                 await asyncio.sleep(due_s - early_s - now_s)
-                knobs = asyncio.create_task(self._read_knobs())
+                knobs = asyncio.create_task(self._deployment.knobs())
                 try:
                     await asyncio.sleep(due_s - time.monotonic())
                     await self._window(knobs, report)
@@ -182,12 +173,12 @@ class Controller:
                     f"({offer.get('reason')}); {fits}"
                 )
         gpus = int(self._env.deployment.num_gpus)
-        if self._last.engines.count != gpus:
-            raise InputError(
-                f"the task has {gpus} GPUs and the gateway {self._last.engines.count} engines; "
-                f"{fits}"
-            )
+        count = self._last.engines.count
+        if self._fleet is None and count != gpus:
+            raise InputError(f"the task has {gpus} GPUs and the gateway {count} engines; {fits}")
         check_objectives(self._spec, state)
+        if self._last.fleet is not None:
+            self._meter.begin(max(1, len(self._last.fleet.serving)))
 
     async def _first_snapshot(self) -> tuple[Snapshot, dict[str, Any]]:
         """The first snapshot and the gateway's state; retries late answers, which spoil no window
@@ -195,30 +186,11 @@ class Controller:
         until_s = time.monotonic() + _BEGIN_S
         while True:
             try:
-                return await self._snapshot(self._read_knobs()), await self._gateway.state()
-            except GatewayError as error:
+                knobs = self._deployment.knobs()
+                return await self._deployment.snapshot(knobs, None), await self._gateway.state()
+            except (GatewayError, ActuatorError) as error:
                 if not isinstance(error, LateAnswer) or time.monotonic() > until_s:
                     raise InputError(str(error)) from None
-
-    async def _read_knobs(self) -> dict[str, Any]:
-        """The gateway's knobs, timed; raises GatewayError."""
-        began_s = time.monotonic()
-        knobs = await self._gateway.knobs()
-        self._knobs_took_s = time.monotonic() - began_s
-        return knobs
-
-    async def _snapshot(self, knobs: Awaitable[dict[str, Any]]) -> Snapshot:
-        """Reads the deployment at the end of a window.
-
-        Raises GatewayError, or InputError if an answer is invalid.
-        """
-        since_s = None if self._last is None else self._last.window.until_s
-        window, engines, answer = await asyncio.gather(
-            self._gateway.window(since_s, self._env.ticks), self._gateway.engines(), knobs
-        )
-        parsed = parse_knobs(answer)
-        self._limits = KnobLimits.of(parsed["knobs"], self._turned)
-        return Snapshot(parse_window(window), parse_engine_state(engines, parsed), parsed)
 
     async def _window(
         self, knobs: Awaitable[dict[str, Any]], report: Callable[[Report], None]
@@ -234,8 +206,8 @@ class Controller:
         self._changed.append(frozenset())
         before = self._last
         try:
-            self._last = after = await self._snapshot(knobs)
-        except (GatewayError, InputError) as error:
+            self._last = after = await self._deployment.snapshot(knobs, self._last)
+        except (GatewayError, ActuatorError, InputError) as error:
             self._last = None
             await self._skip_window(str(error), started_s, report)
             return
@@ -252,7 +224,10 @@ class Controller:
             fault = fault or _LATE
         held = bool(after.knobs["held"])
         steers = self._mode.steers and not held
-        self._leased = self._leased and not held
+        if not steers:
+            self._deployment.believe()
+        if held:
+            self._deployment.leased = False
         if steers:
             expected = window.expected[2].good
             health = Health(fault, window.good, expected, window.ended, window.unjudged)
@@ -272,7 +247,7 @@ class Controller:
             command=command,
             changes={name: n for name, n in changes.items() if name in self._most_changes},
             in_control=self._in_control,
-            in_force=in_force if self._leased or not steers else {},
+            in_force=in_force if self._deployment.leased or not steers else {},
         )
         self._write(window, found, steers, changes, echo(state, command))
         report(found)
@@ -280,7 +255,7 @@ class Controller:
     @property
     def _in_control(self) -> InControl:
         """Source of the values in force."""
-        if not self._leased:
+        if not self._deployment.leased:
             return InControl.ENGINES
         return InControl.POLICY if self._supervision.steering else InControl.BEST_STATIC
 
@@ -297,7 +272,14 @@ class Controller:
         if not np.isfinite(raw).all() or not all(np.isfinite(leaf).all() for leaf in numbers):
             raise ArithmeticError("the policy's output is not finite")
         self._memory = memory
-        self._wanted = as_values(self._env.effective_action(action))
+        self._wanted = self._values(action)
+
+    def _values(self, action: ServeAction) -> Values:
+        """The knobs of an action that act, in numbers; of a fleet, 0 stands for all replicas."""
+        values = as_values(self._env.effective_action(action))
+        if self._fleet is not None and values["replicas"] == 0.0:
+            values["replicas"] = float(self._fleet.most)
+        return values
 
     def _next(self, in_force: Values) -> Values:
         """The next command: the policy's knobs within one window's limits, or the static ones."""
@@ -308,12 +290,16 @@ class Controller:
             wanted = self._wanted
         else:
             wanted = guarded(
-                self._guard, in_force, self._wanted, self._since_costly, self._limits.allowed
+                self._guard,
+                in_force,
+                self._wanted,
+                self._since_costly,
+                self._deployment.limits.allowed,
             )
         if self._supervision.steering and self._mode.steers:
             wanted = limited(self._most_changes, self._changes(), in_force, wanted)
         self._since_costly = 0 if changed_costly(in_force, wanted) else self._since_costly + 1
-        return self._limits.nearest(wanted)
+        return self._deployment.limits.nearest(wanted)
 
     def _changes(self) -> dict[str, int]:
         """Changes in the last minute of every knob that the task turns."""
@@ -324,27 +310,13 @@ class Controller:
         self, command: Values, knobs: dict[str, Any], started_s: float
     ) -> dict[str, Any]:
         """Turns knobs; returns the knobs then, or ``knobs`` if the answer cannot be read."""
-        found, reason = await self._command(command)
+        found, reason = await self._deployment.command(command)
         if reason is None and self._late(started_s):
             # The gateway has answered, so the static setting may be commanded however late it is.
             reason, started_s = _LATE, time.monotonic()
         if reason is not None:
             found = await self._fall_back("fault", reason, started_s) or found
         return found or knobs
-
-    async def _command(self, values: Values) -> tuple[dict[str, Any] | None, str | None]:
-        """Sends a command; returns the knobs then, if known, and the fault if one differs."""
-        gone = [name for name in self._turned if name not in values]
-        if gone:
-            # Renewing the lease would hold the last values of these knobs as well.
-            return None, f"{gone[0]} can no longer be turned"
-        try:
-            lease_s = LEASE_WINDOWS * self._env.window_s
-            knobs = parse_knobs(await self._gateway.put(values, lease_s))
-        except (GatewayError, InputError) as error:
-            return None, str(error)
-        self._leased = True
-        return knobs, unacknowledged(knobs, values)
 
     async def _skip_window(
         self, reason: str, started_s: float, report: Callable[[Report], None]
@@ -371,16 +343,16 @@ class Controller:
         self._supervision = supervise(self._rules, self._supervision, Health(reason))
         self._log.event(self._number, what, reason)
         if not self._late(since_s):
-            found, missed = await self._command(self._limits.nearest(self._static))
+            static = self._deployment.limits.nearest(self._static)
+            found, missed = await self._deployment.command(static)
             if missed is None:
                 return found
         await self._release()
         return None
 
     async def _release(self) -> None:
-        self._leased = False
         try:
-            await self._gateway.release()
+            await self._deployment.release()
         except GatewayError as error:
             self._log.event(self._number, "blind", f"the static values cannot be told: {error}")
 

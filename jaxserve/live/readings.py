@@ -10,6 +10,7 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.engine_control.command import ENGINE_KNOBS
 from jaxserve.errors import InputError
+from jaxserve.live.fleet import LiveFleet
 
 HOW = ("exact", "approximated", "restart_required", "unsupported")
 """Ways in which deployments turn a knob, or do not."""
@@ -60,16 +61,15 @@ class ClassWindow:
 class EngineState:
     """State of all engines together."""
 
-    counters: Mapping[str, float | None]
-    """sums of ``COUNTERS`` over engines; None if one engine lacks the counter."""
+    counters: Mapping[str, Mapping[str, float | None]]
+    """``COUNTERS`` of each engine whose metrics can be read, by the engine's id, which a restart
+    changes; None where it lacks the counter."""
     waiting: float | None
     """requests that wait for admission, summed over engines; None if one lacks the figure."""
     kv_use: float | None
     """share of the KV blocks in use, mean over engines."""
     kv_tokens: float | None
     """KV pool of one engine, tokens, the least over engines."""
-    identity: tuple[str, ...]
-    """ids of the engines; a restart changes them."""
     up: int
     count: int
 
@@ -107,7 +107,9 @@ class Snapshot:
     window: LiveWindow
     engines: EngineState
     knobs: dict[str, Any]
-    """as ``parse_knobs`` returns them."""
+    """as ``parse_knobs`` returns them; with a fleet, the number of replicas is one of them."""
+    fleet: LiveFleet | None = None
+    """None where all replicas serve all the time."""
 
 
 def window_fault(
@@ -122,7 +124,8 @@ def window_fault(
     window = after.window
     if window.gateway != before.window.gateway:
         return "the gateway was restarted"
-    if after.engines.identity != before.engines.identity:
+    # Replicas of a fleet come and go.
+    if after.fleet is None and after.engines.counters.keys() != before.engines.counters.keys():
         return "an engine was restarted, or can no longer be read"
     if not window.complete:
         return "the gateway does not have all of the window"
@@ -218,34 +221,43 @@ def parse_engine_state(data: Any, knobs: Mapping[str, Any]) -> EngineState:
 
     kv_use, kv_tokens = of_all("kv_use"), of_all("kv_tokens")
     return EngineState(
-        counters={name: total(name) for name in COUNTERS},
+        counters={
+            f"{name}:{controls.get(name, {}).get('engine_id')}:{engine.get('started_unix_s')}": {
+                counter: _optional(engine, counter) for counter in COUNTERS
+            }
+            for name, engine in sorted(read.items())
+            if "error" not in engine
+        },
         waiting=total("waiting"),
         kv_use=sum(kv_use) / len(kv_use) if kv_use else None,
         kv_tokens=min(kv_tokens) if kv_tokens else None,
-        identity=tuple(
-            f"{name}:{controls.get(name, {}).get('engine_id')}:{engine.get('started_unix_s')}"
-            for name, engine in sorted(read.items())
-            if "error" not in engine
-        ),
         up=len(well),
         count=len(read),
     )
 
 
 def counted(before: EngineState, after: EngineState, name: str) -> float | None:
-    """Rise of a counter; None if it is unknown or fell."""
-    first, second = before.counters[name], after.counters[name]
-    if first is None or second is None or second < first:
+    """Rise of a counter over the engines that could be read before and after; None if there is no
+    such engine, an engine cannot be read now, or the counter is unknown to one or fell."""
+    both = before.counters.keys() & after.counters.keys()
+    if not both or after.up < after.count:
         return None
-    return second - first
+    rise = 0.0
+    for engine in both:
+        first, second = before.counters[engine][name], after.counters[engine][name]
+        if first is None or second is None or second < first:
+            return None
+        rise += second - first
+    return rise
 
 
 def fell(before: EngineState, after: EngineState) -> str | None:
     """The first counter that fell, as after a restart; None without one."""
-    for name in COUNTERS:
-        first, second = before.counters[name], after.counters[name]
-        if first is not None and second is not None and second < first:
-            return name
+    for engine in before.counters.keys() & after.counters.keys():
+        for name in COUNTERS:
+            first, second = before.counters[engine][name], after.counters[engine][name]
+            if first is not None and second is not None and second < first:
+                return name
     return None
 
 

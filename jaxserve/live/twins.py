@@ -6,6 +6,7 @@ knobs in force, the policy's, and the static ones.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.env import ServeEnv
+from jaxserve.seeds import episode_key
+from jaxserve.sim.fast.fleet import init_fleet
 from jaxserve.sim.fast.state import SimState, init_sim
 from jaxserve.sim.traffic.workload import Arrivals
 from jaxserve.tasks.reward import compute_reward
@@ -35,12 +38,21 @@ class Twins:
     """Simulated deployments, one for each way to operate."""
 
     def __init__(self, env: ServeEnv, count: int) -> None:
-        """Args: the task's environment, and the number of twins."""
+        """Args: the task's environment, and the number of twins; all are idle, and all replicas of
+        a fleet serve."""
         self._env = env
-        classes = len(np.asarray(env.slo.ttft_s))
-        idle = init_sim(classes, jnp.float32(1.0))
         self._count = count
-        self._states: SimState = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), idle)
+        self.begin(round(float(env.deployment.num_gpus)))
+
+    def begin(self, serving: int) -> None:
+        """Lets every twin begin anew, idle; of a fleet so many replicas serve."""
+        env, fleet = self._env, self._env.deployment.fleet
+        classes = len(np.asarray(env.slo.ttft_s))
+        idle = init_sim(classes, env.time_scale, env.workload.classes.output_ages)
+        if fleet is not None:
+            replicas = init_fleet(episode_key(0, "test"), fleet, jnp.int32(serving), classes)
+            idle = dataclasses.replace(idle, fleet=replicas)
+        self._states: SimState = jax.tree.map(lambda leaf: jnp.stack([leaf] * self._count), idle)
 
     def compile(self) -> None:
         """Compiles the simulator before the first window, which would miss its deadline."""

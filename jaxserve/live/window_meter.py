@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.env import ServeEnv
@@ -63,7 +65,9 @@ class WindowMeter:
         self._env = env
         self._streams = Streams.of(spec)
         self._static = make_action(**static)
-        self._twins = Twins(env, 3)
+        # Measured replicas serve already, so that those of its simulation need no start-up.
+        self._in_force = Twins(_started_at_once(env), 1)
+        self._others = Twins(env, 2)
         self._scale = 1.0
         _, first = env.reset(episode_key(0, "test"))
         self.seen: ServeObservation = first.observation
@@ -71,8 +75,14 @@ class WindowMeter:
 
     def compile(self) -> None:
         """Compiles all programs before the first window, which would miss its deadline."""
-        self._twins.compile()
+        self._in_force.compile()
+        self._others.compile()
         observe(self._env, self.seen, idle_metrics(len(self._env.slo.ttft_s)), None, 0)
+
+    def begin(self, serving: int) -> None:
+        """Lets the simulated deployments begin with so many replicas of a fleet."""
+        self._in_force.begin(serving)
+        self._others.begin(serving)
 
     def in_force(self, knobs: Mapping[str, Any]) -> Values:
         """Knobs in force in an answer of ``/control/knobs``."""
@@ -90,12 +100,16 @@ class WindowMeter:
         env, in_force = self._env, self.in_force(after.knobs)
         action = make_action(**in_force)
         metrics = measure(env, self._streams, after.window, before.engines, after.engines, action)
+        serving = in_force["replicas"]
+        if after.fleet is not None:
+            metrics, serving = after.fleet.shown_in(env, metrics), len(after.fleet.serving)
         counts = arrivals_by_tick(env, self._streams, after.window)
         depth = int(in_force["speculation_depth"])
         scale = acceptance_scale(env, counts, depth, float(metrics.acceptance))
         self._scale = self._scale if scale is None else scale
-        actions = [action, make_action(**wanted), self._static]
-        expected = self._twins.advance(actions, counts, self._scale)
+        measured = make_action(**in_force | {"replicas": serving})
+        expected = self._in_force.advance([measured], counts, self._scale)
+        expected += self._others.advance([make_action(**wanted), self._static], counts, self._scale)
         self.seen = observe(env, self.seen, metrics, after.window, number)
         classes = after.window.classes.values()
         unjudged = sum(each.unjudged for each in classes)
@@ -109,3 +123,16 @@ class WindowMeter:
             ended=unjudged + sum(each.judged + each.rejected + each.failed for each in classes),
             unjudged=unjudged,
         )
+
+
+def _started_at_once(env: ServeEnv) -> ServeEnv:
+    """The environment, in which replicas of a fleet need no start-up."""
+    fleet = env.deployment.fleet
+    if fleet is None:
+        return env
+    at_once = dict.fromkeys(
+        ("start_least_s", "start_most_s", "failing_share", "refused_share"), jnp.float32(0.0)
+    )
+    at_once_fleet = dataclasses.replace(fleet, **at_once)
+    deployment = dataclasses.replace(env.deployment, fleet=at_once_fleet)
+    return dataclasses.replace(env, deployment=deployment)

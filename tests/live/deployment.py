@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.agents.task_setup import TaskSetup, load_setup
-from jaxserve.live import operate
+from jaxserve.live import deployment_control, fleet, operate
 from jaxserve.live.gateway_client import GatewayError, LateAnswer
 
 WINDOW_S = 1.0
@@ -293,7 +293,8 @@ class Moody:
 
 def virtual(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
     """The controller lives in the deployment's time."""
-    monkeypatch.setattr(operate, "time", deployment.clock())
+    for module in (operate, deployment_control, fleet):
+        monkeypatch.setattr(module, "time", deployment.clock())
     steps = SimpleNamespace(
         gather=asyncio.gather, create_task=asyncio.create_task, sleep=deployment.sleep
     )

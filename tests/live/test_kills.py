@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from jaxserve.agents.task_setup import TaskSetup
+from jaxserve.live.deployment_control import LEASE_WINDOWS
 from jaxserve.live.episode_file import read_episode
-from jaxserve.live.operate import LEASE_WINDOWS
 from jaxserve.live.show import Report
 from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server.local import free_port

@@ -41,20 +41,17 @@ def test_what_is_offered_stays_free() -> None:
     assert (int(acts.batch_cap), int(acts.speculation_depth)) == (48, 0)
 
 
-def test_a_task_of_replicas_alone_has_no_live_one() -> None:
-    """A gateway starts and stops none."""
-    base = read_json(task_path("fleet_chat"), "fleet_chat")
-    with pytest.raises(InputError, match="replicas: the gateway starts and stops no replicas"):
-        derive(base, "mine", OFFER, ENGINES)
-
-
-@pytest.mark.parametrize("name", sorted(set(task_names()) - {"fleet_chat"}))
+@pytest.mark.parametrize("name", task_names())
 def test_every_built_in_task_has_a_live_one(name: str) -> None:
-    """Whatever it frees, if the deployment turns any of it."""
+    """Whatever it frees, if the deployment turns any of it; a fleet keeps its replicas."""
     base = read_json(task_path(name), name)
-    engines = parse_engine_state(engines_answer(), OFFER)
-    spec = parse_task(derive(base, "mine", OFFER, engines), "mine")
-    assert set(spec.knobs) <= {"batch_cap", "kv_budget_fraction"} and spec.alias is None
+    two = {f"vllm-{i}": engines_answer()["vllm-0"] for i in range(2)}
+    spec = parse_task(derive(base, "mine", OFFER, parse_engine_state(two, OFFER)), "mine")
+    fleet = name.startswith("fleet_")
+    turned = {"batch_cap", "kv_budget_fraction"} | ({"replicas"} if fleet else set())
+    assert set(spec.knobs) <= turned and ("replicas" in spec.knobs) == fleet
+    assert (spec.deployment.fleet is not None) == fleet and spec.alias is None
+    assert spec.locked["replicas"] == 0 and "replicas" not in spec.limits
     assert [one.name for one in spec.streams] == [one.name for one in load_task(name).streams]
 
 

@@ -30,18 +30,35 @@ def test_a_window() -> None:
 
 
 def test_engines() -> None:
-    """Counters are added up, pools are as small as the smallest, and who is away is named."""
+    """Each has its counters, pools are as small as the smallest, and who is away is named."""
     one = engines_answer(output_tokens=5.0, kv_tokens=100.0, kv_use=0.2)["vllm-0"]
     other = engines_answer(output_tokens=7.0, kv_tokens=90.0, kv_use=0.4)["vllm-0"]
     found = parse_engine_state({"vllm-0": one, "vllm-1": other}, KNOBS)
-    assert (found.counters["output_tokens"], found.kv_tokens) == (12.0, 90.0)
-    assert found.kv_use == pytest.approx(0.3)
-    assert found.counters["drafted"] is None and (found.up, found.count) == (2, 2)
+    assert [each["output_tokens"] for each in found.counters.values()] == [5.0, 7.0]
+    assert found.kv_use == pytest.approx(0.3) and found.kv_tokens == 90.0
+    assert all(each["drafted"] is None for each in found.counters.values())
+    assert (found.up, found.count) == (2, 2)
     away = parse_engine_state({"vllm-0": one, "vllm-1": {"error": "gone"}}, KNOBS)
-    assert (away.up, away.count) == (1, 2) and away.counters["output_tokens"] is None
-    assert away.identity != found.identity
+    assert (away.up, away.count) == (1, 2) and away.counters.keys() != found.counters.keys()
+    assert counted(found, away, "output_tokens") is None
     later = {"vllm-0": one, "vllm-1": other | {"started_unix_s": 2e9}}
-    assert found.identity != parse_engine_state(later, KNOBS).identity
+    assert found.counters.keys() != parse_engine_state(later, KNOBS).counters.keys()
+
+
+def test_an_engine_that_comes_or_goes_adds_nothing() -> None:
+    """What it counted before it could be read, or since it was read last, is in no window."""
+
+    def state(**tokens: float) -> Any:
+        engines = {
+            name: engines_answer(output_tokens=each)["vllm-0"] for name, each in tokens.items()
+        }
+        return parse_engine_state(engines, KNOBS)
+
+    one, both = state(a=10.0), state(a=15.0, b=9e6)
+    assert counted(one, both, "output_tokens") == 5.0
+    assert counted(both, state(a=18.0), "output_tokens") == 3.0
+    assert counted(one, state(b=9e6), "output_tokens") is None
+    assert fell(one, both) is None and fell(both, one) == "output_tokens"
 
 
 def test_counters() -> None:

@@ -16,7 +16,7 @@ from kubernetes.config import ConfigException
 from urllib3.exceptions import HTTPError
 
 from jaxserve.errors import InputError
-from jaxserve.live.replicas.actuator import ActuatorError
+from jaxserve.live.fleet import ActuatorError
 
 _PATIENCE_S = 10.0
 

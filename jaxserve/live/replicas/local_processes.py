@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from jaxserve.errors import InputError
-from jaxserve.live.replicas.actuator import ActuatorError
+from jaxserve.live.fleet import ActuatorError
 
 STOP_S = 30.0
 """Time that a process has to end by itself, s."""

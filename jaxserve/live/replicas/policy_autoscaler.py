@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
+from jaxserve.live.fleet import LiveFleet
 from jaxserve.live.measured import Streams, measure, observe
 from jaxserve.live.readings import EngineState, LiveWindow, parse_engine_state, parse_window
-from jaxserve.live.replicas.autoscaler import LiveFleet
 from jaxserve.seeds import episode_key, policy_key
 from jaxserve.sim.fast.window import idle_metrics
 from jaxserve.types import WindowMetrics
@@ -23,7 +20,7 @@ _NO_CONTROLS = {"engines": {}}
 
 class PolicyAutoscaler:
     """One policy, which observes what it observes in episodes; see
-    ``jaxserve.live.replicas.autoscaler.Autoscaler``."""
+    ``jaxserve.live.replicas.scaler.Autoscaler``."""
 
     def __init__(self, setup: TaskSetup, policy: Policy) -> None:
         """Args: a task that opens the number of replicas alone, and the policy.
@@ -39,8 +36,8 @@ class PolicyAutoscaler:
         if setup.spec.knobs != ("replicas",):
             others = ", ".join(name for name in setup.spec.knobs if name != "replicas")
             raise InputError(
-                f"--task is {setup.spec.name}, which opens {others} too; `scale` turns replicas "
-                'alone: make a task file with "knobs": ["replicas"]'
+                f"--task is {setup.spec.name}, which opens {others} too, and `scale` turns "
+                "replicas alone; `jaxserve operate` turns all of them"
             )
         self._env = env = setup.env
         self.window_s, self.slices = float(env.window_s), int(env.ticks)
@@ -72,19 +69,11 @@ class PolicyAutoscaler:
 
     def _measured(self, state: LiveFleet, window: LiveWindow) -> WindowMetrics:
         """The window in the simulator's terms, with the fleet's replicas."""
-        env, serving = self._env, state.serving
-        if not serving:
+        env = self._env
+        if not state.serving:
             raise InputError("no engine that serves shows its metrics")
-        after = parse_engine_state(serving, _NO_CONTROLS)
+        after = parse_engine_state(state.readable, _NO_CONTROLS)
         before = after if self._before is None else self._before
         self._before = after
         metrics = measure(env, self._streams, window, before, after, env.locked)
-        deployment = env.deployment.on_host()
-        cost_usd = deployment.cost_usd(window.seconds, metrics.energy_j, state.size)
-        return dataclasses.replace(
-            metrics,
-            cost_usd=jnp.float32(cost_usd),
-            replicas_ready=jnp.float32(len(serving)),
-            replicas_starting=jnp.float32(state.starting),
-            replicas_rented=jnp.float32(state.size),
-        )
+        return state.shown_in(env, metrics)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.live.replicas.autoscaler import LiveFleet
+from jaxserve.live.fleet import LiveFleet
 from jaxserve.scaling.history import Fleetwide, Reading
 from jaxserve.scaling.readings import TPOT_BUCKETS_S, TTFT_BUCKETS_S, histogram_quantile
 from jaxserve.scaling.rule_form import RuleMemory, first_memory
@@ -21,7 +21,7 @@ _LATENCIES_S = 60.0
 
 
 class RuleAutoscaler:
-    """One rule with its numbers; see ``jaxserve.live.replicas.autoscaler.Autoscaler``."""
+    """One rule with its numbers; see ``jaxserve.live.replicas.scaler.Autoscaler``."""
 
     slices = 1
 

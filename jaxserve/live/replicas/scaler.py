@@ -1,24 +1,45 @@
-"""The controller of replicas: reads the gateway, asks an autoscaler, acts on gateway and actuator.
-
-Engines in the gateway's order are places 0, 1, 2, ... Places below the number wanted serve as soon
-as they answer; the others drain and are stopped when their requests have ended, or when they have
-drained for long enough. A controller may be killed at any time: engines, gateway and requests go
-on, and a controller that is started anew finds everything by asking.
-"""
+"""The controller of replicas: reads a fleet, asks an autoscaler, and scales."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from jaxserve.errors import InputError
+from jaxserve.live.fleet import Actuator, ActuatorError, FleetControl, LiveFleet
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
-from jaxserve.live.replicas.actuator import Actuator, ActuatorError
-from jaxserve.live.replicas.autoscaler import Autoscaler, LiveFleet
+
+
+class Autoscaler(Protocol):
+    """Answers how many replicas there should be, window after window."""
+
+    @property
+    def window_s(self) -> float:
+        """Time between two answers, s."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """Greatest number of replicas."""
+        ...
+
+    @property
+    def slices(self) -> int:
+        """Equal parts of a window of which it is told the arrivals."""
+        ...
+
+    def wanted(self, state: LiveFleet) -> int:
+        """Replicas that it wants after a window.
+
+        Raises:
+          InputError: the gateway's answer lacks something.
+          ArithmeticError: the answer would be no number.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -76,12 +97,10 @@ class Scaler:
         """
         self._autoscaler = autoscaler
         self._gateway = gateway
-        self._actuator = actuator
+        self._fleet = FleetControl(gateway, actuator, autoscaler.most, drain_s)
         self._acts = acts
-        self._drain_s = drain_s
         self._since_s: float | None = None
         self._wanted: int | None = None
-        self._drains_since_s: dict[int, float] = {}
 
     async def run(self, windows: int | None, say: Callable[[ScalingWindow], None]) -> None:
         """Decides at the end of every window, for so many windows or without an end.
@@ -133,7 +152,7 @@ class Scaler:
         if not self._acts:
             return decision
         try:
-            await self._act(state, self._wanted)
+            await self._fleet.scale(state, self._wanted)
         except (GatewayError, ActuatorError) as error:
             return dataclasses.replace(decision, error=str(error))
         return dataclasses.replace(decision, acted=True)
@@ -142,49 +161,6 @@ class Scaler:
         """State of the fleet; None in the first window, which only begins the next one."""
         since_s = self._since_s
         window = await self._gateway.window(since_s, self._autoscaler.slices)
-        pool = _pool(window, self._autoscaler.most)
+        state = await self._fleet.state(window, await self._gateway.engines())
         self._since_s = window["until_s"]
-        metrics, size = await self._gateway.engines(), await self._actuator.size()
-        if since_s is None:
-            return None
-        engines = pool["engines"][: self._autoscaler.most]
-        return LiveFleet(
-            window=window,
-            metrics=metrics,
-            names=[engine["name"] for engine in engines],
-            in_flight=[engine["running"] for engine in engines],
-            named_serving=[engine["serving"] for engine in engines],
-            queued=pool["waiting"],
-            size=size,
-        )
-
-    async def _act(self, state: LiveFleet, wanted: int) -> None:
-        """Tells the gateway which engines serve, and the actuator how many replicas stay."""
-        up = [place for place, answers in enumerate(state.answers) if answers]
-        serving = [place for place in up if place < wanted] or up[:1]
-        if serving:  # with no engine that answers, requests wait for the first one that does
-            await self._gateway.serve_with([state.names[place] for place in serving])
-        now_s = time.monotonic()
-        draining = [p for p in range(wanted, state.size) if p not in serving]
-        since_s = {place: self._drains_since_s.get(place, now_s) for place in draining}
-        self._drains_since_s = since_s
-        kept = [
-            place
-            for place in draining
-            if state.in_flight[place] and now_s - since_s[place] < self._drain_s
-        ]
-        await self._actuator.resize(max([wanted, *(place + 1 for place in (*kept, *serving))]))
-
-
-def _pool(window: Mapping[str, Any], most: int) -> Mapping[str, Any]:
-    """The gateway's only pool, which has an engine for every replica that there may be."""
-    pools = list(window["pools"].values())
-    if len(pools) != 1:
-        raise InputError(f"the gateway has {len(pools)} pools; replicas of one are scaled")
-    count = len(pools[0]["engines"])
-    if count < most:
-        raise InputError(
-            f"the autoscaler may want {most} replicas, and the gateway has places for {count}; "
-            "name an --engine for every place, running or not"
-        )
-    return pools[0]
+        return None if since_s is None else state

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from jaxserve.errors import InputError
-from jaxserve.live.replicas.actuator import ActuatorError
+from jaxserve.live.fleet import ActuatorError
 from jaxserve.live.replicas.kubernetes_scale import KubernetesScale
 
 PATH = "/apis/apps/v1/namespaces/serving/statefulsets/engines/scale"

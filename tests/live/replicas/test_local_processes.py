@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from jaxserve.errors import InputError
+from jaxserve.live.fleet import ActuatorError
 from jaxserve.live.replicas import local_processes
-from jaxserve.live.replicas.actuator import ActuatorError
 from jaxserve.live.replicas.local_processes import LocalProcesses
 from tests.patience import wait_until
 

@@ -15,7 +15,7 @@ import pytest
 from jaxserve.agents.panel import build_agent
 from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.errors import InputError
-from jaxserve.live.replicas.autoscaler import LiveFleet
+from jaxserve.live.fleet import LiveFleet
 from jaxserve.live.replicas.policy_autoscaler import PolicyAutoscaler
 from jaxserve.live.replicas.scaler import Scaler
 from jaxserve.spaces import make_action

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from jaxserve.errors import InputError
+from jaxserve.live.fleet import ActuatorError
 from jaxserve.live.gateway_client import GatewayError
-from jaxserve.live.replicas.actuator import ActuatorError
 from jaxserve.live.replicas.rule_autoscaler import RuleAutoscaler
 from jaxserve.live.replicas.scaler import Scaler, ScalingWindow
 from jaxserve.runtime.child_processes import ports_in_a_row
@@ -186,7 +186,7 @@ def test_too_few_engines() -> None:
         drain_s=1.0,
     )
     with pytest.raises(
-        InputError, match="the autoscaler may want 4 replicas, and the gateway has places for 3"
+        InputError, match="there may be 4 replicas, and the gateway has places for 3"
     ):
         asyncio.run(controller.run(1, print))
 
