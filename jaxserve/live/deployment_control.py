@@ -52,6 +52,26 @@ class DeploymentControl:
         self._replicas: int | None = None
         """replicas that were wanted last; None before the first command."""
 
+    async def start(self, replicas: int, patience_s: float) -> None:
+        """Starts a fleet none of whose engines can be read, and waits for the first one.
+
+        Raises:
+          GatewayError, ActuatorError: they do not answer, or replicas cannot be started.
+          InputError: no engine could be read in time, or the gateway does not fit the fleet.
+        """
+        if self._fleet is None:
+            return
+        until_s = time.monotonic() + patience_s
+        while not (fleet := await self._read_fleet(self._fleet)).readable:
+            if time.monotonic() > until_s:
+                raise InputError(f"no replica could be read within {patience_s:.0f} s of its start")
+            await self._fleet.scale(fleet, replicas)
+            await asyncio.sleep(self._window_s)
+
+    async def _read_fleet(self, fleet: FleetControl) -> LiveFleet:
+        window = await self._gateway.window(None, self._ticks)
+        return await fleet.state(window, await self._gateway.engines())
+
     async def knobs(self) -> dict[str, Any]:
         """The gateway's knobs, timed; raises GatewayError."""
         began_s = time.monotonic()

@@ -162,7 +162,14 @@ class Controller:
                 await self._release()
 
     async def _begin(self) -> None:
-        """Reads the deployment and checks that it fits the task."""
+        """Reads the deployment and checks that it fits the task; starts a fleet that is off."""
+        fleet = self._env.deployment.fleet
+        if fleet is not None and self._mode.steers:
+            patience_s = _BEGIN_S + 2.0 * float(fleet.start_most_s)
+            try:
+                await self._deployment.start(round(self._static["replicas"]), patience_s)
+            except (GatewayError, ActuatorError) as error:
+                raise InputError(str(error)) from None
         self._last, state = await self._first_snapshot()
         fits = "`jaxserve live-task` makes one that fits"
         for name in self._turned:

@@ -298,4 +298,5 @@ def virtual(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
     steps = SimpleNamespace(
         gather=asyncio.gather, create_task=asyncio.create_task, sleep=deployment.sleep
     )
-    monkeypatch.setattr(operate, "asyncio", steps)
+    for module in (operate, deployment_control):
+        monkeypatch.setattr(module, "asyncio", steps)

@@ -33,9 +33,10 @@ class ScaledDeployment(Deployment):
     """Three places behind a gateway, and their actuator: a replica answers two windows after its
     start."""
 
-    def __init__(self, running: int = 1) -> None:
+    def __init__(self, running: int = 1, start_windows: int = START_WINDOWS) -> None:
         super().__init__()
-        self.age = [START_WINDOWS if place < running else None for place in range(PLACES)]
+        self.start_windows = start_windows
+        self.age = [start_windows if place < running else None for place in range(PLACES)]
         """windows since the start of each place; None where nothing runs."""
         self.named = [True] * PLACES
         self.sizes: list[int] = []
@@ -45,7 +46,7 @@ class ScaledDeployment(Deployment):
 
     @property
     def up(self) -> list[bool]:
-        return [age is not None and age >= START_WINDOWS for age in self.age]
+        return [age is not None and age >= self.start_windows for age in self.age]
 
     def name(self, place: int) -> str:
         return f"vllm-{place}"
@@ -144,9 +145,9 @@ def run(
         script: Script | None = None,
         mode: Mode = Mode.FREE,
         running: int = 1,
-        drain_s: float = 5.0,
+        start_windows: int = START_WINDOWS,
     ) -> Run:
-        deployment = ScaledDeployment(running)
+        deployment = ScaledDeployment(running, start_windows)
         found = Run(deployment, tmp_path / "log.jsonl")
 
         def tell(report: Report) -> None:
@@ -161,7 +162,7 @@ def run(
                 static = make_action(batch_cap=48, kv_budget_fraction=1.0).replace(
                     replicas=jnp.int32(2)
                 )
-                fleet = FleetControl(client, client, PLACES, drain_s)
+                fleet = FleetControl(client, client, PLACES, 5.0)
                 controller = Controller(fleet_setup, policy, static, client, log, conduct, fleet)
                 await controller.run(windows, tell)
 
@@ -247,6 +248,20 @@ def test_replicas_that_died_are_replaced(run: Callable[..., Run]) -> None:
     played = run(12, replicas=(3,), script={3: die})
     assert played.reasons[3] is not None and "no engine shows its metrics" in played.reasons[3]
     assert played.deployment.up == [True] * PLACES and played.reasons[-1] is None
+
+
+def test_a_fleet_that_is_off_is_started(run: Callable[..., Run]) -> None:
+    """With the static number, before the first window; a shadow starts nothing and says why."""
+    played = run(4, replicas=(3,), running=0)
+    assert played.deployment.sizes[0] == 2 and played.reasons == [None] * 4
+    with pytest.raises(InputError, match="no engine shows its metrics"):
+        run(4, replicas=(3,), running=0, mode=Mode.SHADOW)
+
+
+def test_a_fleet_that_does_not_start(run: Callable[..., Run]) -> None:
+    """One sentence, after twice the task's longest start and half a minute."""
+    with pytest.raises(InputError, match="no replica could be read within 34 s of its start"):
+        run(4, replicas=(3,), running=0, start_windows=10_000)
 
 
 def test_what_others_scale_is_believed(fleet_setup: TaskSetup) -> None:
