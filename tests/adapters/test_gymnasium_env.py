@@ -41,7 +41,7 @@ def play(env: Any, seed: int | None) -> list[float]:
     return rewards
 
 
-@pytest.mark.parametrize("task", each_task())
+@pytest.mark.parametrize("task", each_task(deep=("bursty_workload", "static_workload")))
 def test_gymnasium_checks_it(task: str) -> None:
     """Registered under its name, and accepted by gymnasium's checker without a warning."""
     with warnings.catch_warnings():

@@ -64,7 +64,10 @@ def named(name: str) -> Rollout:
     return played(HARD, baselines(environment(HARD))[name])
 
 
-@pytest.mark.parametrize("task", each_task(slow=("bursty_workload", "trace_replay", "fleet_mixed")))
+@pytest.mark.parametrize(
+    "task",
+    each_task(slow=("fleet_mixed",), deep=("bursty_workload", "static_workload", "trace_replay")),
+)
 def test_every_baseline_runs_every_task(task: str) -> None:
     """Rewards are finite, observations and knobs inside their bounds, locked knobs untouched."""
     env = environment(task)

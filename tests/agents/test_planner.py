@@ -65,7 +65,7 @@ def test_it_solves_a_problem_without_chance() -> None:
     assert planned > default + 0.8 * (best - default)
 
 
-@pytest.mark.parametrize("task", each_task(slow=("trace_replay",), deep=("fleet_mixed",)))
+@pytest.mark.parametrize("task", each_task(deep=("fleet_mixed", "static_workload", "trace_replay")))
 def test_it_runs_on_every_task(task: str) -> None:
     """Knobs from the task's own grids, locked ones left alone, rewards that are numbers."""
     env = short(task)

@@ -17,7 +17,7 @@ from jaxserve.errors import InputError
 from jaxserve.grids import KNOB_GRIDS, nearest_indices
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS, make_action
-from jaxserve.tasks.spec import REGIME_COUNT, load_task, task_names
+from jaxserve.tasks.spec import REGIME_COUNT
 from tests.compiled_env import reset
 from tests.quick_compiler import programs_compute
 
@@ -34,7 +34,12 @@ def oracle() -> RegimeOracle:
 
 
 @pytest.mark.parametrize(
-    "task", [name for name in task_names() if "batch_cap" in load_task(name).knobs]
+    "task",
+    [
+        "adversarial_multitenant",
+        "fleet_mixed",
+        *(pytest.param(name, marks=pytest.mark.deep) for name in ("fleet_reasoning", "azure_code")),
+    ],
 )
 def test_it_plays_the_setting_of_the_regime_in_force(task: str) -> None:
     """In every window of every task the batch cap is that of the window's own regime."""

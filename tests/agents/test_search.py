@@ -33,7 +33,11 @@ from jaxserve.spaces import KNOBS
 from tests.sizes import SEARCH_EPISODES, SEARCH_HORIZON
 
 KEYS = episode_keys(SEARCH_EPISODES, "validation")
-GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
+GRADED = (
+    pytest.param("static_workload", marks=pytest.mark.deep),
+    pytest.param("bursty_workload", marks=pytest.mark.deep),
+    "adversarial_multitenant",
+)
 HARD = "adversarial_multitenant"
 
 

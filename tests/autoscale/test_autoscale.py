@@ -72,7 +72,7 @@ def test_both_simulators_agree_on_what_rules_do(demand: FleetDemand) -> None:
         assert played.ended.sum() == pytest.approx(played.arrivals.sum(), rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_longer_starts_cost_attainment_and_scaling_saves(demand: FleetDemand) -> None:
     """Under one rule fewer requests are inside with longer start-ups, and a rule rents less than
     the static fleet that serves as many."""
@@ -84,7 +84,7 @@ def test_longer_starts_cost_attainment_and_scaling_saves(demand: FleetDemand) ->
     assert inside[0] > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.deep  # tests/test_readme.py runs the command
 @programs_compute()
 def test_the_command_names_a_rule_and_writes_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

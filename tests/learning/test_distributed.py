@@ -67,7 +67,7 @@ def test_two_processes_stay_in_step(tmp_path: Path) -> None:
     assert second == [f"False {numbers}", "both", "mine"]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_two_processes_train_one_policy(tmp_path: Path) -> None:
     """Their updates are those of one process; Ctrl-C in either stops both with a checkpoint; and
     one process alone can finish what they began."""

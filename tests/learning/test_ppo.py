@@ -59,7 +59,7 @@ def leaves(state: TrainState) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("recurrent", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("recurrent", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_updates_are_deterministic_and_finite(recurrent: bool) -> None:
     """The same state gives the same next state bit by bit, and every number is one."""
     first, report = compiled(recurrent)(start(recurrent))

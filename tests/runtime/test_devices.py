@@ -88,7 +88,7 @@ assert state.env_states.step.addressable_shards[0].data.shape == (8,)
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(COMPARE, id="compare"),
+        pytest.param(COMPARE, id="compare", marks=pytest.mark.deep),
         pytest.param(REFUSE, id="refuse"),
         pytest.param(MANY_TASKS, id="tasks"),
     ],

@@ -83,7 +83,7 @@ def test_a_server_that_starts_ends_at_once(tmp_path: Path, workers: int, sig: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.deep)])
 def test_a_server_that_computes_ends_by_itself(tmp_path: Path, workers: int) -> None:
     """While it compiles and plays for somebody: with the code of its signal, and the sentence where
     it did not wait any longer."""

@@ -25,7 +25,9 @@ from tests.sizes import each_task
 close = functools.partial(pytest.approx, rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("task", each_task(deep=("fleet_mixed",)))
+@pytest.mark.parametrize(
+    "task", each_task(deep=("bursty_workload", "fleet_mixed", "static_workload"))
+)
 def test_an_episode_over_http_is_the_episode_in_process(http: httpx.Client, task: str) -> None:
     """Rewards and observations, the grade, and the vmapped program.
 
