@@ -101,13 +101,12 @@ def report_html(plan: Plan, commands: dict[str, str]) -> str:
         + "\n".join(
             f"<pre>{_text(text)}</pre>"
             for name, text in commands.items()
-            if name.startswith(("vllm", "sglang"))
+            if name.startswith(("vllm", "sglang")) and name != "sglang_all.sh"
         ),
         *(f"<p>{_text(note)}.</p>" for note in checkpoint_notes(by, plan.inputs.model)),
-        ""
-        if by.prefill
-        else "<p>All replicas with the gateway: <code>compose.yaml</code>, "
-        "<code>kubernetes.yaml</code>, <code>gateway.sh</code>.</p>",
+        "<p>All replicas with what leads requests to them: <code>compose.yaml</code>, "
+        "<code>kubernetes.yaml</code>, "
+        f"<code>{'sglang_all.sh' if by.prefill else 'gateway.sh'}</code>.</p>",
         "<h2>What the plan cannot know</h2>",
         _list(unknown(plan)),
         f"<h2>Engines that cannot serve</h2>{_excluded(plan)}",

@@ -24,6 +24,16 @@ SGLANG_VERSION = "0.5.23"
 PORT, GATEWAY_PORT = 8000, 9000
 """Ports of replica 0, whose next replicas have the next ports on one machine, and of what is in
 front of the replicas."""
+COMPOSE_ENVIRONMENT = {"HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/huggingface"}
+COMPOSE_VOLUME = "huggingface:/huggingface"
+"""Environment of an engine in a compose file, and the volume of its checkpoints."""
+TOKEN_OF_SECRET = {
+    "name": "HF_TOKEN",
+    "valueFrom": {"secretKeyRef": {"name": "huggingface", "key": "token", "optional": True}},
+}
+SHARED_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
+SHARED_MEMORY_MOUNT = {"name": "shm", "mountPath": "/dev/shm"}
+"""Parts of an engine's pod: the token of its checkpoints, and memory that its processes share."""
 _CHECKPOINTS = {"int8": "W8A8", "int4": "AWQ or GPTQ", "fp4": "NVFP4"}
 _DRAFT = "EAGLE-DRAFT"
 _MEMORY = str(EngineSettings.memory_utilization)
@@ -143,8 +153,8 @@ def start_files(
             f"{head}# The gateway spreads requests over replicas on ports {PORT} and up.\n"
             f"exec {shell_lines(['jaxserve', *gateway_command(local, objective, '127.0.0.1')])}\n"
         ),
-        "compose.yaml": _yaml([_compose(deployment, vllm, objective)]),
-        "kubernetes.yaml": _yaml(_manifests(deployment, vllm, objective)),
+        "compose.yaml": yaml_text([_compose(deployment, vllm, objective)]),
+        "kubernetes.yaml": yaml_text(_manifests(deployment, vllm, objective)),
     }
 
 
@@ -168,8 +178,8 @@ def _compose(
             "image": f"vllm/vllm-openai:v{VLLM_VERSION}",
             "command": vllm[2:],
             "ipc": "host",
-            "environment": {"HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/huggingface"},
-            "volumes": ["huggingface:/huggingface"],
+            "environment": COMPOSE_ENVIRONMENT,
+            "volumes": [COMPOSE_VOLUME],
             "deploy": {"resources": {"reservations": {"devices": [reservation]}}},
             "restart": "unless-stopped",
         }
@@ -195,7 +205,6 @@ def _manifests(
         "periodSeconds": 5,
         "failureThreshold": 360,
     }
-    secret = {"name": "huggingface", "key": "token", "optional": True}
     pod = {
         "containers": [
             {
@@ -203,14 +212,14 @@ def _manifests(
                 "image": f"vllm/vllm-openai:v{VLLM_VERSION}",
                 "args": vllm[2:],
                 "ports": [{"containerPort": PORT}],
-                "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}],
+                "env": [TOKEN_OF_SECRET],
                 "resources": {"limits": {"nvidia.com/gpu": deployment.option.tensor_parallel}},
                 "startupProbe": probe,
                 "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}},
-                "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+                "volumeMounts": [SHARED_MEMORY_MOUNT],
             }
         ],
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}],
+        "volumes": [SHARED_MEMORY],
     }
     front = {
         "containers": [
@@ -225,23 +234,25 @@ def _manifests(
     }
     engine_ports, gateway_ports = ([{"port": port}] for port in (PORT, GATEWAY_PORT))
     return [
-        _object("v1", "Service", "engine", {"clusterIP": "None", "selector": engine,
+        kubernetes_object("v1", "Service", "engine", {"clusterIP": "None", "selector": engine,
                 "ports": engine_ports, "publishNotReadyAddresses": True}),
-        _object("apps/v1", "StatefulSet", "engine", {"serviceName": "engine",
+        kubernetes_object("apps/v1", "StatefulSet", "engine", {"serviceName": "engine",
                 "replicas": deployment.replicas, "podManagementPolicy": "Parallel",
                 "selector": {"matchLabels": engine},
                 "template": {"metadata": {"labels": engine}, "spec": pod}}),
-        _object("v1", "Service", "gateway", {"selector": gateway, "ports": gateway_ports}),
-        _object("apps/v1", "Deployment", "gateway", {"replicas": 1,
+        kubernetes_object("v1", "Service", "gateway", {
+                "selector": gateway, "ports": gateway_ports}),
+        kubernetes_object("apps/v1", "Deployment", "gateway", {"replicas": 1,
                 "selector": {"matchLabels": gateway},
                 "template": {"metadata": {"labels": gateway}, "spec": front}}),
     ]  # fmt: skip
 
 
-def _object(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+def kubernetes_object(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A manifest."""
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-def _yaml(documents: list[dict[str, Any]]) -> str:
+def yaml_text(documents: list[dict[str, Any]]) -> str:
     """YAML of objects; a copy of each, because shared values would be written as references."""
     return yaml.safe_dump_all(json.loads(json.dumps(documents)), sort_keys=False)
