@@ -91,6 +91,9 @@ class PlayedTraffic:
     as inside the objectives."""
     window_s: float = math.nan
     """length of a window of a sample."""
+    cut: int = 0
+    """windows of a sample in which a backlog lasts that is older than what is played before
+    them."""
     bound: bool = False
     """whether the run is to tell an upper bound of the attainment, not its expectation."""
 
@@ -124,11 +127,18 @@ class PlayedTraffic:
         if self.strata is None:
             return None
         played = sum(int(part.counted.sum()) for part in self.parts)
+        cut = ""
+        if self.cut:
+            cut = (
+                f" Before each window at most {_MOST_LEAD * self.window_s / 60:.0f} minutes are "
+                f"played; in {self.cut} of them a server that just suffices would have a longer "
+                "queue, whose older part is not seen."
+            )
         return (
             f"Up to {len(self.parts)} windows of {self.window_s:,.0f} s with {played:,} requests "
             f"are played for all {self.requests:,}, until it is sure whether the objectives are "
             "met: the busiest ones all, the others as a sample by their load, whose error is in "
-            "the interval."
+            f"the interval.{cut}"
         )
 
 
@@ -185,16 +195,19 @@ def _sample(trace: Trace, attainment: float, busy: NDArray[np.bool_]) -> PlayedT
     edges = np.searchsorted(trace.arrival_s, np.arange(windows + 1) * window_s)
     edges[-1] = len(trace)
     load = _Load.of(trace, attainment)
-    parts, strata, requests = [], [], np.diff(edges)
+    least_s, most_s = _LEAD * window_s, _MOST_LEAD * window_s
+    parts, strata, requests, cut = [], [], np.diff(edges), 0
     for number, members in enumerate(_doubling(load.order(windows, window_s))):
         strata.append(Stratum(len(members), int(requests[members].sum())))
         drawn = members[_evenly(len(members), _DRAWN)]
         for place, window in enumerate(drawn.tolist()):
-            lead_s = load.begin_s(window * window_s, window_s)
-            lead = int(np.searchsorted(trace.arrival_s, lead_s))
-            part = _part(trace, slice(lead, int(edges[window + 1])), busy, int(edges[window]))
+            backlog_s = load.backlog_s(window * window_s)
+            cut += backlog_s > most_s
+            begin_s = window * window_s - min(max(backlog_s, least_s), most_s)
+            begin = int(np.searchsorted(trace.arrival_s, begin_s))
+            part = _part(trace, slice(begin, int(edges[window + 1])), busy, int(edges[window]))
             parts.append(dataclasses.replace(part, stratum=number, round=_round(number, place)))
-    return PlayedTraffic(tuple(parts), len(trace), tuple(strata), window_s)
+    return PlayedTraffic(tuple(parts), len(trace), tuple(strata), window_s, cut)
 
 
 def _screened(sample: PlayedTraffic) -> PlayedTraffic:
@@ -264,11 +277,9 @@ class _Load:
         ranks = [rankdata(-load, method="ordinal") for load in loads]
         return np.argsort(np.min(ranks, axis=0), kind="stable")
 
-    def begin_s(self, window_begin_s: float, window_s: float) -> float:
-        """Time from which on a window is played: the last one without a backlog, within bounds."""
-        empty_s = float(self.empty[int(window_begin_s)])
-        least_s, most_s = _LEAD * window_s, _MOST_LEAD * window_s
-        return window_begin_s - min(max(window_begin_s - empty_s, least_s), most_s)
+    def backlog_s(self, time_s: float) -> float:
+        """Age of the backlog at a time: seconds since the last one without any."""
+        return time_s - float(self.empty[int(time_s)])
 
 
 def _sums_of(work: NDArray[np.float64], seconds: int) -> NDArray[np.float64]:

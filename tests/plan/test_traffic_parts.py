@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,3 +117,28 @@ def test_a_slice_of_blocks_is_that_of_its_mask() -> None:
     blocks = PromptBlocks(16, np.arange(6), np.array([0, 2, 2, 5, 6]))
     part, masked = blocks.chosen(slice(1, 3)), blocks.chosen(np.array([False, True, True, False]))
     assert (part.names == masked.names).all() and (part.starts == masked.starts).all()
+
+
+@pytest.mark.parametrize(("busy_s", "cut"), [(0.0, False), (4800.0, True)])
+def test_queues_older_than_what_is_played_are_said(busy_s: float, cut: bool) -> None:
+    """Eight days at two requests a second, and at four for eighty minutes of them."""
+    rng = np.random.default_rng(0)
+    steady = rng.uniform(0, 691_200, 1_382_400)
+    more = rng.uniform(90_000, 90_000 + busy_s, int(2 * busy_s))
+    arrival_s = np.sort(np.concatenate([steady, more]))
+    lengths = [np.full(len(arrival_s), tokens, np.int32) for tokens in (500, 50)]
+    sample, _ = traffic_to_play(Trace(arrival_s - arrival_s[0], *lengths), 0.99)
+    assert (sample.cut > 0) == cut
+    assert sample.description is not None
+    assert ("at most 30 minutes" in sample.description) == cut
+
+
+def test_the_page_names_the_sizes() -> None:
+    """docs/plan.md has the numbers by which traffic is sampled."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+    text = " ".join(page.split())
+    assert f"more than {MOST_PLAYED:,} requests" in text
+    assert f"up to {traffic_parts._REMEMBERED:,} requests before it" in text
+    assert f"or {traffic_parts._WINDOW_REQUESTS} requests" in text
+    assert (traffic_parts._LEAD, traffic_parts._MOST_LEAD) == (0.5, 6.0)
+    assert "half a window at least, six windows at most" in text
