@@ -54,10 +54,10 @@ def operate_gateway(
 
     Mode shadow turns nothing: it prints the policy's commands and the simulator's expectations.
     After any fault the best static setting is in force until some windows were without one; if it
-    cannot be commanded, engines return to their own static values. A task with a fleet also scales
-    replicas: the gateway names an engine for every place, running or not, and --start or
-    --kubernetes says where replicas run. The control token is read from
-    JAXSERVE_GATEWAY_CONTROL_TOKEN, or from the gateway's token file.
+    cannot be commanded, engines return to their own static values. For a task with a fleet the
+    gateway names an engine for every place, running or not; where it opens replicas, --start or
+    --kubernetes says where they run, and otherwise something else scales them. The control token is
+    read from JAXSERVE_GATEWAY_CONTROL_TOKEN, or from the gateway's token file.
 
     Args:
         task: Task file that jaxserve live-task made for this deployment.
@@ -111,16 +111,16 @@ def operate_gateway(
         from jaxserve.live.operate import Conduct, Controller
         from jaxserve.live.supervisor import Mode
     setup = load_setup(task, table=text(table), weights=weights)
-    has_fleet = setup.env.deployment.fleet is not None
-    if has_fleet and (start is None) == (kubernetes is None):
+    scales = "replicas" in setup.spec.knobs
+    if scales and (start is None) == (kubernetes is None):
         raise InputError(
-            f"--task is {setup.spec.name}, whose replicas start and stop; one of --start and "
-            "--kubernetes says where they run"
+            f"--task is {setup.spec.name}, which opens replicas; one of --start and --kubernetes "
+            "says where they run"
         )
-    if not has_fleet and (start is not None or kubernetes is not None):
+    if not scales and (start is not None or kubernetes is not None):
         raise InputError(
-            f"--task is {setup.spec.name}, whose replicas serve all the time; --start and "
-            "--kubernetes are for a task with a fleet"
+            f"--task is {setup.spec.name}, which does not open replicas; --start and --kubernetes "
+            "are for a task that does"
         )
     checks.number("--drain-s", drain_s, 0.0, 86_400.0)
     window_s = float(setup.env.window_s)
@@ -144,7 +144,7 @@ def operate_gateway(
 
     places = round(float(setup.env.deployment.num_gpus))
     actuator = None
-    if has_fleet:
+    if scales:
         where = folder or log.parent / "jaxserve-scale"
         actuator = replica_actuator(start, first_port, where, kubernetes, places)
 
@@ -153,7 +153,7 @@ def operate_gateway(
             async with GatewayClient(gateway, control_token(gateway), patience_s) as client:
                 conduct = Conduct(Mode(mode), most_changes=most)
                 fleet = None
-                if actuator is not None:
+                if setup.env.deployment.fleet is not None:
                     fleet = FleetControl(client, actuator, places, drain_s)
                 controller = Controller(setup, policy, static, client, writer, conduct, fleet)
                 await controller.run(windows, report, lambda: print_heading(window_s))

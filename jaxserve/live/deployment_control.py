@@ -35,7 +35,8 @@ class DeploymentControl:
         env: environment of the task.
         turned: knobs that the task turns.
         gateway: client of the deployment's gateway.
-        fleet: scales the replicas of a task with a fleet; None where all serve all the time.
+        fleet: replicas of a task with a fleet, which this controller scales if the task turns
+          their number; None where all serve all the time.
         """
         self._window_s, self._ticks = float(env.window_s), int(env.ticks)
         self._turned = turned
@@ -59,7 +60,7 @@ class DeploymentControl:
           GatewayError, ActuatorError: they do not answer, or replicas cannot be started.
           InputError: no engine could be read in time, or the gateway does not fit the fleet.
         """
-        if self._fleet is None:
+        if self._fleet is None or "replicas" not in self._turned:
             return
         until_s = time.monotonic() + patience_s
         while not (fleet := await self._read_fleet(self._fleet)).readable:
@@ -131,7 +132,7 @@ class DeploymentControl:
 
     async def _scale(self, values: Values) -> str | None:
         """Scales a fleet to its number of replicas; returns the fault, if any."""
-        if self._fleet is None or self._fleet_seen is None:
+        if self._fleet is None or self._fleet_seen is None or "replicas" not in values:
             return None
         self._replicas = round(values["replicas"])
         try:

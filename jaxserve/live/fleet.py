@@ -129,11 +129,11 @@ class FleetControl:
     """Reads and scales the fleet behind one gateway by one actuator."""
 
     def __init__(
-        self, gateway: GatewayClient, actuator: Actuator, most: int, drain_s: float
+        self, gateway: GatewayClient, actuator: Actuator | None, most: int, drain_s: float
     ) -> None:
         """Args:
         gateway: control routes of the gateway.
-        actuator: starts and stops replicas.
+        actuator: starts and stops replicas; None where others do.
         most: places for replicas.
         drain_s: longest time that a draining replica is kept, s.
         """
@@ -157,22 +157,29 @@ class FleetControl:
         """
         pool = _pool(window, self.most)
         engines = pool["engines"][: self.most]
-        return LiveFleet(
+        fleet = LiveFleet(
             window=window,
             metrics=metrics,
             names=[engine["name"] for engine in engines],
             in_flight=[engine["running"] for engine in engines],
             named_serving=[engine["serving"] for engine in engines],
             queued=pool["waiting"],
-            size=await self._actuator.size(),
+            size=len(engines),
         )
+        if self._actuator is not None:
+            return dataclasses.replace(fleet, size=await self._actuator.size())
+        # What others start cannot be seen before it answers.
+        up = [place + 1 for place, answers in enumerate(fleet.answers) if answers]
+        return dataclasses.replace(fleet, size=max(up, default=0))
 
     async def scale(self, state: LiveFleet, wanted: int) -> None:
-        """Tells the gateway which engines serve, and the actuator how many replicas stay.
+        """Tells the gateway which engines serve, and the actuator, which there must be, how many
+        replicas stay.
 
         Raises:
           GatewayError, ActuatorError: one of them did not do it.
         """
+        assert self._actuator is not None
         up = [place for place, answers in enumerate(state.answers) if answers]
         serving = [place for place in up if place < wanted] or up[:1]
         if serving:  # with no engine that answers, requests wait for the first one that does

@@ -29,8 +29,8 @@ def derive(
     A knob stays free if the base task frees it and the deployment turns it. The objective's memory
     term is dropped, since a smaller KV budget frees no memory of a running engine. A calibration
     restricts tier and speculation depth to measured values, and gives the front end's delay.
-    Engines behind the gateway are the places of a fleet where the base task opens its replicas;
-    otherwise they run all the time.
+    Engines behind the gateway are the places of the base task's fleet; without one they run all
+    the time.
 
     Args:
       base: content of the task file with the traffic and its objectives.
@@ -75,8 +75,6 @@ def derive(
     if calibration is not None:
         deployment |= {"frontend_s": calibration.frontend_s, "frontend_tail_s": 0.0}
     deployment["num_gpus"] = engines.count
-    if "replicas" not in free:
-        deployment.pop("fleet", None)
     budget = offered["token_budget"].get("static")
     if budget is not None:
         deployment["token_budget"] = int(budget)

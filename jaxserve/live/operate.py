@@ -92,7 +92,7 @@ class Controller:
         gateway: client of the deployment's gateway.
         log: log of the episode.
         conduct: limits of the controller.
-        fleet: scales the replicas of a task with a fleet; None where all serve all the time.
+        fleet: replicas of a task with a fleet; None where all serve all the time.
         """
         self._env = env = setup.env
         self._fleet = fleet

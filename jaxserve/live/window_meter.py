@@ -64,10 +64,12 @@ class WindowMeter:
         """Args: environment and spec of the task, and the static setting."""
         self._env = env
         self._streams = Streams.of(spec)
-        self._static = make_action(**static)
-        # Measured replicas serve already, so that those of its simulation need no start-up.
-        self._in_force = Twins(_started_at_once(env), 1)
-        self._others = Twins(env, 2)
+        self._static = static
+        # Measured replicas serve already, so that those of the simulation need no start-up.
+        measured = _started_at_once(env)
+        self._scales = "replicas" in spec.knobs
+        self._in_force = Twins(measured, 1)
+        self._others = Twins(env if self._scales else measured, 2)
         self._scale = 1.0
         _, first = env.reset(episode_key(0, "test"))
         self.seen: ServeObservation = first.observation
@@ -107,9 +109,14 @@ class WindowMeter:
         depth = int(in_force["speculation_depth"])
         scale = acceptance_scale(env, counts, depth, float(metrics.acceptance))
         self._scale = self._scale if scale is None else scale
-        measured = make_action(**in_force | {"replicas": serving})
+        counted = {"replicas": serving}
+        measured = make_action(**in_force | counted)
         expected = self._in_force.advance([measured], counts, self._scale)
-        expected += self._others.advance([make_action(**wanted), self._static], counts, self._scale)
+        others = [wanted, self._static]
+        if not self._scales:
+            others = [each | counted for each in others]
+        actions = [make_action(**each) for each in others]
+        expected += self._others.advance(actions, counts, self._scale)
         self.seen = observe(env, self.seen, metrics, after.window, number)
         classes = after.window.classes.values()
         unjudged = sum(each.unjudged for each in classes)

@@ -104,15 +104,20 @@ class Wants:
         return action.replace(replicas=jnp.asarray(self.replicas, jnp.int32)[window]), memory
 
 
-@pytest.fixture(scope="module")
-def fleet_setup(tmp_path_factory: pytest.TempPathFactory) -> TaskSetup:
-    """The live task with three places."""
+def setup_with(folder: Path, *knobs: str) -> TaskSetup:
+    """The live task with three places, which opens such knobs besides its own."""
     task = copy.deepcopy(TASK)
-    task["knobs"] = ["replicas", *task["knobs"]]
+    task["knobs"] = [*knobs, *task["knobs"]]
     task["deployment"] = {"num_gpus": PLACES, "fleet": {"start_s": [2, 2], "drain_s": 5}}
-    path = tmp_path_factory.mktemp("fleet") / "fleet.json"
+    path = folder / "fleet.json"
     path.write_text(json.dumps(task))
     return setup_of(path)
+
+
+@pytest.fixture(scope="module")
+def fleet_setup(tmp_path_factory: pytest.TempPathFactory) -> TaskSetup:
+    """A task that opens replicas."""
+    return setup_with(tmp_path_factory.mktemp("fleet"), "replicas")
 
 
 @dataclass
@@ -146,6 +151,7 @@ def run(
         mode: Mode = Mode.FREE,
         running: int = 1,
         start_windows: int = START_WINDOWS,
+        setup: TaskSetup = fleet_setup,
     ) -> Run:
         deployment = ScaledDeployment(running, start_windows)
         found = Run(deployment, tmp_path / "log.jsonl")
@@ -155,15 +161,16 @@ def run(
             (script or {}).get(report.window, lambda one: None)(deployment)
 
         async def operate() -> None:
-            with EpisodeWriter(found.log, {"task": fleet_setup.spec.name}) as log:
+            with EpisodeWriter(found.log, {"task": setup.spec.name}) as log:
                 client: Any = deployment
+                scales = "replicas" in setup.spec.knobs
                 policy: Any = Wants(replicas)
                 conduct = Conduct(mode, Rules(recover=2, fewest=1e9))
                 static = make_action(batch_cap=48, kv_budget_fraction=1.0).replace(
                     replicas=jnp.int32(2)
                 )
-                fleet = FleetControl(client, client, PLACES, 5.0)
-                controller = Controller(fleet_setup, policy, static, client, log, conduct, fleet)
+                fleet = FleetControl(client, client if scales else None, PLACES, 5.0)
+                controller = Controller(setup, policy, static, client, log, conduct, fleet)
                 await controller.run(windows, tell)
 
         virtual(monkeypatch, deployment)
@@ -262,6 +269,27 @@ def test_a_fleet_that_does_not_start(run: Callable[..., Run]) -> None:
     """One sentence, after twice the task's longest start and half a minute."""
     with pytest.raises(InputError, match="no replica could be read within 34 s of its start"):
         run(4, replicas=(3,), running=0, start_windows=10_000)
+
+
+def test_others_may_scale(run: Callable[..., Run], tmp_path: Path) -> None:
+    """A task that does not open replicas: what others start and stop is seen and no fault, and all
+    expectations follow it."""
+
+    def more(one: ScaledDeployment) -> None:
+        one.age = [0 if age is None else age for age in one.age]
+
+    def fewer(one: ScaledDeployment) -> None:
+        one.age = [one.age[0], None, None]
+
+    setup = setup_with(tmp_path)
+    played = run(12, replicas=(0,), script={3: more, 8: fewer}, setup=setup)
+    assert played.reasons == [None] * 12 and played.deployment.sizes == []
+    ready = played.seen("replicas_ready")
+    assert (ready[0], max(ready), ready[-1]) == (1, PLACES, 1)
+    comparison = played.reports[-1].comparison
+    assert comparison is not None and comparison.static.good > 0.0
+    assert all(command.keys() == setup.spec.limits.keys() for command in played.deployment.commands
+               if command)  # fmt: skip
 
 
 def test_what_others_scale_is_believed(fleet_setup: TaskSetup) -> None:

@@ -55,6 +55,13 @@ def test_every_built_in_task_has_a_live_one(name: str) -> None:
     assert [one.name for one in spec.streams] == [one.name for one in load_task(name).streams]
 
 
+def test_a_fleet_that_others_scale() -> None:
+    """A task that keeps its fleet and does not open replicas."""
+    base = dict(read_json(task_path("fleet_mixed"), "fleet_mixed")) | {"knobs": ["batch_cap"]}
+    spec = parse_task(derive(base, "mine", OFFER, ENGINES), "mine")
+    assert spec.knobs == ("batch_cap",) and spec.deployment.fleet is not None
+
+
 def test_nothing_that_is_turned() -> None:
     """Is no task, and the reasons are told."""
     knobs = parse_knobs(knobs_answer(batch_cap=locked(), kv_budget_fraction=locked()))

@@ -26,13 +26,13 @@ SLEEP = ["--start", "sleep {port}"]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "whose replicas start and stop; one of --start and --kubernetes says where"),
+        ([], "which opens replicas; one of --start and --kubernetes says where"),
         ([*SLEEP, "--kubernetes", "a/b"], "one of --start and --kubernetes says where"),
         (["--start", "vllm serve MODEL"], "it must name its port as {port}"),
         (["--kubernetes", "engines"], "--kubernetes is 'engines'; it must be NAMESPACE/NAME"),
         ([*SLEEP, "--drain-s", "-1"], "--drain-s is -1"),
         ([*SLEEP, "--first-port", "65530"], "--first-port is 65530"),
-        (["--task", "bursty_workload", *SLEEP], "are for a task with a fleet"),
+        (["--task", "bursty_workload", *SLEEP], "which does not open replicas"),
     ],
 )
 def test_options_that_cannot_be(
