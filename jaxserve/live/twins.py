@@ -97,7 +97,11 @@ def _advance(
     """A window of every twin; leaves [count, ...], except the arrivals'."""
 
     def window(state: SimState, action: ServeAction) -> tuple[SimState, WindowMetrics, jax.Array]:
-        state, metrics = env.simulate(state, env.effective_action(action), arrivals)
+        acts = env.effective_action(action)
+        if env.deployment.fleet is not None:
+            # Replicas may be scaled by others than the task's policy.
+            acts = acts.replace(replicas=action.replicas)
+        state, metrics = env.simulate(state, acts, arrivals)
         return state, metrics, compute_reward(env.reward, metrics, False).total
 
     return jax.vmap(window)(states, actions)

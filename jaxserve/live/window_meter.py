@@ -104,7 +104,8 @@ class WindowMeter:
         metrics = measure(env, self._streams, after.window, before.engines, after.engines, action)
         serving = in_force["replicas"]
         if after.fleet is not None:
-            metrics, serving = after.fleet.shown_in(env, metrics), len(after.fleet.serving)
+            # 0 would stand for all replicas.
+            metrics, serving = after.fleet.shown_in(env, metrics), max(len(after.fleet.serving), 1)
         counts = arrivals_by_tick(env, self._streams, after.window)
         depth = int(in_force["speculation_depth"])
         scale = acceptance_scale(env, counts, depth, float(metrics.acceptance))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,8 @@ from jaxserve.live.gateway_client import GatewayError, LateAnswer
 
 WINDOW_S = 1.0
 TICKS = 4
+PLACES = 3
+"""of a fleet."""
 RATE = 8
 """requests in a window."""
 
@@ -51,6 +55,16 @@ TASK: dict[str, Any] = {
 def setup_of(path: Any) -> TaskSetup:
     """The task from a file."""
     return load_setup(str(path))
+
+
+def fleet_with(folder: Path, *knobs: str) -> TaskSetup:
+    """The live task with three places, which opens such knobs besides its own."""
+    task = copy.deepcopy(TASK)
+    task["knobs"] = [*knobs, *task["knobs"]]
+    task["deployment"] = {"num_gpus": PLACES, "fleet": {"start_s": [2, 2], "drain_s": 5}}
+    path = folder / "fleet.json"
+    path.write_text(json.dumps(task))
+    return setup_of(path)
 
 
 def window_answer(seconds: float = WINDOW_S, good: float = 1.0, **fields: Any) -> dict[str, Any]:

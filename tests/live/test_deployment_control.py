@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,9 +21,8 @@ from jaxserve.live.operate import Conduct, Controller
 from jaxserve.live.show import Report
 from jaxserve.live.supervisor import Mode, Rules
 from jaxserve.spaces import make_action
-from tests.live.deployment import TASK, Deployment, engines_answer, setup_of, virtual
+from tests.live.deployment import PLACES, Deployment, engines_answer, fleet_with, virtual
 
-PLACES = 3
 START_WINDOWS = 2
 Script = dict[int, Callable[["ScaledDeployment"], object]]
 
@@ -104,20 +102,10 @@ class Wants:
         return action.replace(replicas=jnp.asarray(self.replicas, jnp.int32)[window]), memory
 
 
-def setup_with(folder: Path, *knobs: str) -> TaskSetup:
-    """The live task with three places, which opens such knobs besides its own."""
-    task = copy.deepcopy(TASK)
-    task["knobs"] = [*knobs, *task["knobs"]]
-    task["deployment"] = {"num_gpus": PLACES, "fleet": {"start_s": [2, 2], "drain_s": 5}}
-    path = folder / "fleet.json"
-    path.write_text(json.dumps(task))
-    return setup_of(path)
-
-
 @pytest.fixture(scope="module")
 def fleet_setup(tmp_path_factory: pytest.TempPathFactory) -> TaskSetup:
     """A task that opens replicas."""
-    return setup_with(tmp_path_factory.mktemp("fleet"), "replicas")
+    return fleet_with(tmp_path_factory.mktemp("fleet"), "replicas")
 
 
 @dataclass
@@ -281,7 +269,7 @@ def test_others_may_scale(run: Callable[..., Run], tmp_path: Path) -> None:
     def fewer(one: ScaledDeployment) -> None:
         one.age = [one.age[0], None, None]
 
-    setup = setup_with(tmp_path)
+    setup = fleet_with(tmp_path)
     played = run(12, replicas=(0,), script={3: more, 8: fewer}, setup=setup)
     assert played.reasons == [None] * 12 and played.deployment.sizes == []
     ready = played.seen("replicas_ready")

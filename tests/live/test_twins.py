@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from jaxserve.live.twins import Twins, acceptance_scale
 from jaxserve.seeds import episode_key
 from jaxserve.sim.traffic.workload import draw_arrivals
 from tests.compiled_env import reset, step
+from tests.live.deployment import fleet_with
 
 
 def test_a_simulated_episode_again(setup: TaskSetup) -> None:
@@ -30,6 +33,21 @@ def test_a_simulated_episode_again(setup: TaskSetup) -> None:
         assert same.itl_s == pytest.approx(float(timestep.metrics.itl_s), rel=1e-4)
         assert same.reward == pytest.approx(float(timestep.reward), rel=1e-4, abs=1e-4)
     assert worse.good < same.good
+
+
+@pytest.mark.parametrize("knobs", [("replicas",), ()])
+def test_replicas_are_those_that_are_given(knobs: tuple[str, ...], tmp_path: Path) -> None:
+    """Whether the task turns their number or others do: under a load that one replica does not bear
+    three have more than twice the goodput."""
+    env = fleet_with(tmp_path, *knobs).env
+    counts = np.full((env.ticks, 1), 40.0, np.float32)
+    good = []
+    for replicas in (1, 3):
+        twins = Twins(env, 1)
+        twins.begin(replicas)
+        action = jaxserve.make_action(batch_cap=64, replicas=replicas)
+        good.append(sum(twins.advance([action], counts, 1.0)[0].good for _ in range(8)))
+    assert good[1] > 2.0 * good[0] > 0.0
 
 
 def test_any_load_is_finite(setup: TaskSetup) -> None:
