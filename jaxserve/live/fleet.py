@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import jax.numpy as jnp
 
+from jaxserve.checks import JsonObject
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.live.gateway_client import GatewayClient
@@ -152,19 +153,24 @@ class FleetControl:
           window, metrics: answers of the gateway's ``/control/window`` and ``/control/engines``.
 
         Raises:
-          InputError: the gateway has fewer engines than there are places, or several pools.
+          InputError: the gateway has fewer engines than there are places, or several pools, or an
+            answer lacks something.
           ActuatorError: the replicas cannot be counted.
         """
         pool = _pool(window, self.most)
-        engines = pool["engines"][: self.most]
+        places = [
+            JsonObject(one, "an engine of the pool") for one in pool.entries("engines")[: self.most]
+        ]
+        names = [place.text("name") for place in places]
+        engines = JsonObject(metrics, "the engines")
         fleet = LiveFleet(
             window=window,
-            metrics=metrics,
-            names=[engine["name"] for engine in engines],
-            in_flight=[engine["running"] for engine in engines],
-            named_serving=[engine["serving"] for engine in engines],
-            queued=pool["waiting"],
-            size=len(engines),
+            metrics={name: engines.inside(name) for name in names},
+            names=names,
+            in_flight=[place.whole("running", 0) for place in places],
+            named_serving=[place.flag("serving") for place in places],
+            queued=pool.whole("waiting", 0),
+            size=len(places),
         )
         if self._actuator is not None:
             return dataclasses.replace(fleet, size=await self._actuator.size())
@@ -198,15 +204,16 @@ class FleetControl:
         await self._actuator.resize(max([wanted, *(place + 1 for place in (*kept, *serving))]))
 
 
-def _pool(window: Mapping[str, Any], most: int) -> Mapping[str, Any]:
+def _pool(window: Mapping[str, Any], most: int) -> JsonObject:
     """The gateway's only pool, which has an engine for every replica that there may be."""
-    pools = list(window["pools"].values())
+    pools = JsonObject(window, "the window").inside("pools")
     if len(pools) != 1:
         raise InputError(f"the gateway has {len(pools)} pools; replicas of one are scaled")
-    count = len(pools[0]["engines"])
+    pool = pools.inside(next(iter(pools)))
+    count = len(pool.entries("engines"))
     if count < most:
         raise InputError(
             f"there may be {most} replicas, and the gateway has places for {count}; "
             "name an --engine for every place, running or not"
         )
-    return pools[0]
+    return pool

@@ -22,6 +22,7 @@ from jaxserve.live.show import Report
 from jaxserve.live.supervisor import Mode, Rules
 from jaxserve.spaces import make_action
 from tests.live.deployment import PLACES, Deployment, engines_answer, fleet_with, virtual
+from tests.live.faults import FAULTS
 
 START_WINDOWS = 2
 Script = dict[int, Callable[["ScaledDeployment"], object]]
@@ -232,6 +233,17 @@ def test_a_fault_brings_the_static_number(run: Callable[..., Run]) -> None:
     assert played.reasons[3] == "no cluster answers"
     assert 2 in played.deployment.sizes and played.deployment.sizes[-1] == 3
     assert played.reasons[-1] is None
+
+
+@pytest.mark.parametrize(
+    "what", sorted(set(FAULTS) - {"the engine was restarted", "a counter went back"})
+)
+def test_any_fault_of_a_fleet(what: str, run: Callable[..., Run]) -> None:
+    """It is told, and the policy steers again after it. Engines that start anew are none."""
+    happen, end, why = FAULTS[what]
+    played = run(14, replicas=(2,), script={3: happen, 4: end})
+    assert any(why.removeprefix("vllm-0: ") in (reason or "") for reason in played.reasons)
+    assert played.reasons[-1] is None and played.deployment.up[:2] == [True, True]
 
 
 def test_replicas_that_died_are_replaced(run: Callable[..., Run]) -> None:

@@ -128,7 +128,7 @@ class Scaler:
             state = await self._read()
             if state is None:
                 return ScalingWindow(now_s, error="the first window of this gateway has just begun")
-        except (GatewayError, ActuatorError) as error:
+        except (GatewayError, ActuatorError, InputError) as error:
             self._since_s = None  # a gateway that was started anew counts from another time
             return ScalingWindow(now_s, error=str(error))
         fault = None
