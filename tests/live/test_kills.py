@@ -196,7 +196,12 @@ def test_a_storm(tmp_path: Path) -> None:
     rejected = [sum(one["metrics"]["rejected"]) for one in windows if one["kind"] == "window"]
     assert max(rejected) > 0
     # A busy machine may miss a deadline, but what engines and gateway answer is no fault.
-    busy = ("a decision missed its deadline", "the window took", "did not answer within")
+    busy = (
+        "a decision missed its deadline",
+        "the window took",
+        "did not answer within",
+        "nothing was known when the window began",  # the window after a late answer
+    )
     blamed = [report.reason for report in storm if report.reason is not None]
     assert all(any(word in reason for word in busy) for reason in blamed), blamed
 
