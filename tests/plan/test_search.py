@@ -180,7 +180,7 @@ def test_a_split_saves_a_gpu(tmp_path: Path) -> None:
     assert any("first token from the replica that decodes" in each for each in unknown(plan))
     names = set(write_plan(tmp_path / "out", plan))
     assert {"vllm_prefill.sh", "vllm_decode.sh", "plan.json", "report.html"} < names
-    assert "compose.yaml" not in names
+    assert {"compose.yaml", "kubernetes.yaml"} < names and "gateway.sh" not in names
     fewer = dataclasses.replace(inputs, split=False, max_gpus=best.replicas)
     with pytest.raises(InputError, match="the nearest is"):
         search(fewer, options, Player(inputs))
