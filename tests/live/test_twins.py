@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,15 @@ from jaxserve.live.twins import Twins, acceptance_scale
 from jaxserve.seeds import episode_key
 from jaxserve.sim.traffic.workload import draw_arrivals
 from tests.compiled_env import reset, step
-from tests.live.deployment import fleet_with
+from tests.live.deployment import TASK, fleet_with, setup_of
 
 
-def test_a_simulated_episode_again(setup: TaskSetup) -> None:
-    """Fed with an episode's arrivals, a twin under its knobs expects its goodput and reward."""
-    env = setup.env
+@pytest.mark.parametrize("output_ages", [1, 8])
+def test_a_simulated_episode_again(output_ages: int, tmp_path: Path) -> None:
+    """Fed with an episode's arrivals, a twin under its knobs expects its goodput and reward; of
+    memoryless outputs, and of those with ages."""
+    (tmp_path / "mine.json").write_text(json.dumps(TASK | {"output_ages": output_ages}))
+    env = setup_of(tmp_path / "mine.json").env
     state, _ = reset(env, episode_key(3))
     action, other = jaxserve.make_action(batch_cap=32), jaxserve.make_action(batch_cap=1)
     twins = Twins(env, 2)

@@ -146,6 +146,20 @@ def test_more_replicas_serve_when_they_answer() -> None:
     assert gateway.serving == [True, False, True]
 
 
+def test_an_answer_that_is_none_scales_nothing() -> None:
+    """A gateway that says something else of its engines: the window says so, and the next one is
+    well."""
+    gateway, actuator = FakeGateway(), FakeActuator(1)
+    controller = scaler(gateway, actuator, 3)
+    asyncio.run(controller.window())
+    gateway.serving[1] = "yes"  # pyright: ignore[reportArgumentType]
+    (broken,) = windows(controller, 1)
+    assert broken.error is not None and "serving is 'yes'" in broken.error
+    assert actuator.count == 1
+    gateway.serving[1] = True
+    assert windows(controller, 2)[-1].acted and actuator.count == 3
+
+
 def test_the_last_one_that_answers_serves() -> None:
     """Even in a place that is to stop, which then stays."""
     gateway, actuator = FakeGateway(), FakeActuator(3)
