@@ -63,15 +63,11 @@ class DeploymentControl:
         if self._fleet is None or "replicas" not in self._turned:
             return
         until_s = time.monotonic() + patience_s
-        while not (fleet := await self._read_fleet(self._fleet)).readable:
+        while not (fleet := await self._fleet.read(None, self._ticks)).readable:
             if time.monotonic() > until_s:
                 raise InputError(f"no replica could be read within {patience_s:.0f} s of its start")
             await self._fleet.scale(fleet, replicas)
             await asyncio.sleep(self._window_s)
-
-    async def _read_fleet(self, fleet: FleetControl) -> LiveFleet:
-        window = await self._gateway.window(None, self._ticks)
-        return await fleet.state(window, await self._gateway.engines())
 
     async def knobs(self) -> dict[str, Any]:
         """The gateway's knobs, timed; raises GatewayError."""

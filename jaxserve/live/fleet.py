@@ -144,6 +144,16 @@ class FleetControl:
         self._drain_s = drain_s
         self._drains_since_s: dict[int, float] = {}
 
+    async def read(self, since_s: float | None, slices: int) -> LiveFleet:
+        """The fleet at the end of a window, asked of the gateway; see ``GatewayClient.window``.
+
+        Raises:
+          GatewayError: the gateway does not answer.
+          InputError, ActuatorError: see ``state``.
+        """
+        window = await self._gateway.window(since_s, slices)
+        return await self.state(window, await self._gateway.engines())
+
     async def state(
         self, window: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]
     ) -> LiveFleet:
@@ -170,11 +180,11 @@ class FleetControl:
             in_flight=[place.whole("running", 0) for place in places],
             named_serving=[place.flag("serving") for place in places],
             queued=pool.whole("waiting", 0),
-            size=len(places),
+            # A replica that others start cannot be seen before it answers.
+            size=0 if self._actuator is None else await self._actuator.size(),
         )
         if self._actuator is not None:
-            return dataclasses.replace(fleet, size=await self._actuator.size())
-        # What others start cannot be seen before it answers.
+            return fleet
         up = [place + 1 for place, answers in enumerate(fleet.answers) if answers]
         return dataclasses.replace(fleet, size=max(up, default=0))
 

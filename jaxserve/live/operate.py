@@ -95,7 +95,6 @@ class Controller:
         fleet: replicas of a task with a fleet; None where all serve all the time.
         """
         self._env = env = setup.env
-        self._fleet = fleet
         self._spec = setup.spec
         self._turned = setup.spec.knobs
         self._static = self._values(static)
@@ -181,7 +180,7 @@ class Controller:
                 )
         gpus = int(self._env.deployment.num_gpus)
         count = self._last.engines.count
-        if self._fleet is None and count != gpus:
+        if self._last.fleet is None and count != gpus:
             raise InputError(f"the task has {gpus} GPUs and the gateway {count} engines; {fits}")
         check_objectives(self._spec, state)
         if self._last.fleet is not None:
@@ -284,8 +283,8 @@ class Controller:
     def _values(self, action: ServeAction) -> Values:
         """The knobs of an action that act, in numbers; of a fleet, 0 stands for all replicas."""
         values = as_values(self._env.effective_action(action))
-        if self._fleet is not None and values["replicas"] == 0.0:
-            values["replicas"] = float(self._fleet.most)
+        if self._env.deployment.fleet is not None and values["replicas"] == 0.0:
+            values["replicas"] = float(self._env.deployment.num_gpus)
         return values
 
     def _next(self, in_force: Values) -> Values:

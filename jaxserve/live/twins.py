@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jaxserve.env import ServeEnv
 from jaxserve.seeds import episode_key
 from jaxserve.sim.fast.fleet import init_fleet
 from jaxserve.sim.fast.state import SimState, init_sim
+from jaxserve.sim.machine.fleet import Fleet
 from jaxserve.sim.traffic.workload import Arrivals
 from jaxserve.tasks.reward import compute_reward
 from jaxserve.types import ServeAction, WindowMetrics
@@ -37,11 +39,12 @@ class Expectation:
 class Twins:
     """Simulated deployments, one for each way to operate."""
 
-    def __init__(self, env: ServeEnv, count: int) -> None:
-        """Args: the task's environment, and the number of twins; all are idle, and all replicas of
-        a fleet serve."""
-        self._env = env
-        self._count = count
+    def __init__(self, envs: Sequence[ServeEnv]) -> None:
+        """Args: the environment of each twin; they differ in the constants of their fleets only.
+        All twins are idle, and all replicas of a fleet serve."""
+        self._env = env = envs[0]
+        self._count = len(envs)
+        self._fleets = _stacked([each.deployment.fleet for each in envs])
         self.begin(round(float(env.deployment.num_gpus)))
 
     def begin(self, serving: int) -> None:
@@ -52,7 +55,7 @@ class Twins:
         if fleet is not None:
             replicas = init_fleet(episode_key(0, "test"), fleet, jnp.int32(serving), classes)
             idle = dataclasses.replace(idle, fleet=replicas)
-        self._states: SimState = jax.tree.map(lambda leaf: jnp.stack([leaf] * self._count), idle)
+        self._states: SimState = _stacked([idle] * self._count)
 
     def compile(self) -> None:
         """Compiles the simulator before the first window, which would miss its deadline."""
@@ -77,8 +80,9 @@ class Twins:
             regime=jnp.int32(0),
             acceptance_scale=jnp.float32(acceptance_scale),
         )
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *actions)
-        self._states, metrics, rewards = _advance(self._env, self._states, stacked, arrivals)
+        self._states, metrics, rewards = _advance(
+            self._env, self._fleets, self._states, _stacked(actions), arrivals
+        )
         good, met = (
             np.asarray(getattr(metrics, name)).sum(axis=1) for name in ("good", "ttft_met")
         )
@@ -90,21 +94,29 @@ class Twins:
         ]
 
 
+def _stacked(trees: Sequence[Any]) -> Any:
+    """One tree for several of one structure, whose leaves have one more axis in front."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
 @jax.jit
 def _advance(
-    env: ServeEnv, states: SimState, actions: ServeAction, arrivals: Arrivals
+    env: ServeEnv, fleets: Fleet | None, states: SimState, actions: ServeAction, arrivals: Arrivals
 ) -> tuple[SimState, WindowMetrics, jax.Array]:
-    """A window of every twin; leaves [count, ...], except the arrivals'."""
+    """A window of every twin; leaves [count, ...], except the environment's and the arrivals'."""
 
-    def window(state: SimState, action: ServeAction) -> tuple[SimState, WindowMetrics, jax.Array]:
-        acts = env.effective_action(action)
-        if env.deployment.fleet is not None:
+    def window(
+        fleet: Fleet | None, state: SimState, action: ServeAction
+    ) -> tuple[SimState, WindowMetrics, jax.Array]:
+        acts, own = env.effective_action(action), env
+        if fleet is not None:
             # Replicas may be scaled by others than the task's policy.
             acts = acts.replace(replicas=action.replicas)
-        state, metrics = env.simulate(state, acts, arrivals)
+            own = env.replace(deployment=dataclasses.replace(env.deployment, fleet=fleet))
+        state, metrics = own.simulate(state, acts, arrivals)
         return state, metrics, compute_reward(env.reward, metrics, False).total
 
-    return jax.vmap(window)(states, actions)
+    return jax.vmap(window)(fleets, states, actions)
 
 
 def acceptance_scale(env: ServeEnv, counts: np.ndarray, depth: int, seen: float) -> float | None:

@@ -68,8 +68,7 @@ class WindowMeter:
         # Measured replicas serve already, so that those of the simulation need no start-up.
         measured = _started_at_once(env)
         self._scales = "replicas" in spec.knobs
-        self._in_force = Twins(measured, 1)
-        self._others = Twins(env if self._scales else measured, 2)
+        self._twins = Twins([measured, *[env if self._scales else measured] * 2])
         self._scale = 1.0
         _, first = env.reset(episode_key(0, "test"))
         self.seen: ServeObservation = first.observation
@@ -77,14 +76,12 @@ class WindowMeter:
 
     def compile(self) -> None:
         """Compiles all programs before the first window, which would miss its deadline."""
-        self._in_force.compile()
-        self._others.compile()
+        self._twins.compile()
         observe(self._env, self.seen, idle_metrics(len(self._env.slo.ttft_s)), None, 0)
 
     def begin(self, serving: int) -> None:
         """Lets the simulated deployments begin with so many replicas of a fleet."""
-        self._in_force.begin(serving)
-        self._others.begin(serving)
+        self._twins.begin(serving)
 
     def in_force(self, knobs: Mapping[str, Any]) -> Values:
         """Knobs in force in an answer of ``/control/knobs``."""
@@ -111,13 +108,11 @@ class WindowMeter:
         scale = acceptance_scale(env, counts, depth, float(metrics.acceptance))
         self._scale = self._scale if scale is None else scale
         counted = {"replicas": serving}
-        measured = make_action(**in_force | counted)
-        expected = self._in_force.advance([measured], counts, self._scale)
         others = [wanted, self._static]
         if not self._scales:
             others = [each | counted for each in others]
-        actions = [make_action(**each) for each in others]
-        expected += self._others.advance(actions, counts, self._scale)
+        actions = [make_action(**each) for each in (in_force | counted, *others)]
+        expected = self._twins.advance(actions, counts, self._scale)
         self.seen = observe(env, self.seen, metrics, after.window, number)
         classes = after.window.classes.values()
         unjudged = sum(each.unjudged for each in classes)

@@ -198,7 +198,7 @@ def test_a_draining_replica_is_kept_for_a_window(run: Callable[..., Run]) -> Non
 def test_expectations_are_those_of_the_replicas(
     run: Callable[..., Run], fleet_setup: TaskSetup
 ) -> None:
-    """What is in force is what serves; the episode can be read again."""
+    """The log has the number that was asked for and what is paid; the episode can be read again."""
     played = run(6, replicas=(3,))
     episode = read_episode(played.log, fleet_setup.env)
     assert [float(x) for x in episode.rollout.actions.replicas[0]] == [1, 3, 3, 3, 3, 3]
@@ -239,7 +239,8 @@ def test_a_fault_brings_the_static_number(run: Callable[..., Run]) -> None:
     "what", sorted(set(FAULTS) - {"the engine was restarted", "a counter went back"})
 )
 def test_any_fault_of_a_fleet(what: str, run: Callable[..., Run]) -> None:
-    """It is told, and the policy steers again after it. Engines that start anew are none."""
+    """The fault is told, and the policy steers again after it. An engine that starts anew is no
+    fault of a fleet."""
     happen, end, why = FAULTS[what]
     played = run(14, replicas=(2,), script={3: happen, 4: end})
     assert any(why.removeprefix("vllm-0: ") in (reason or "") for reason in played.reasons)

@@ -25,7 +25,7 @@ def test_a_simulated_episode_again(output_ages: int, tmp_path: Path) -> None:
     env = setup_of(tmp_path / "mine.json").env
     state, _ = reset(env, episode_key(3))
     action, other = jaxserve.make_action(batch_cap=32), jaxserve.make_action(batch_cap=1)
-    twins = Twins(env, 2)
+    twins = Twins([env] * 2)
     twins.compile()
     for _ in range(5):
         _, arrivals = draw_arrivals(
@@ -47,7 +47,7 @@ def test_replicas_are_those_that_are_given(knobs: tuple[str, ...], tmp_path: Pat
     counts = np.full((env.ticks, 1), 40.0, np.float32)
     good = []
     for replicas in (1, 3):
-        twins = Twins(env, 1)
+        twins = Twins([env])
         twins.begin(replicas)
         action = jaxserve.make_action(batch_cap=64, replicas=replicas)
         good.append(sum(twins.advance([action], counts, 1.0)[0].good for _ in range(8)))
@@ -57,7 +57,7 @@ def test_replicas_are_those_that_are_given(knobs: tuple[str, ...], tmp_path: Pat
 def test_any_load_is_finite(setup: TaskSetup) -> None:
     """Twins of a window that nobody expected."""
     env = setup.env
-    twins = Twins(env, 1)
+    twins = Twins([env])
     classes = len(np.asarray(env.slo.ttft_s))
     for load in (0.0, 1e6, 0.0):
         counts = np.full((env.ticks, classes), load, np.float32)

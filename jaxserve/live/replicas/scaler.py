@@ -96,7 +96,6 @@ class Scaler:
         drain_s: longest time that a draining replica is kept, s.
         """
         self._autoscaler = autoscaler
-        self._gateway = gateway
         self._fleet = FleetControl(gateway, actuator, autoscaler.most, drain_s)
         self._acts = acts
         self._since_s: float | None = None
@@ -160,7 +159,6 @@ class Scaler:
     async def _read(self) -> LiveFleet | None:
         """State of the fleet; None in the first window, which only begins the next one."""
         since_s = self._since_s
-        window = await self._gateway.window(since_s, self._autoscaler.slices)
-        state = await self._fleet.state(window, await self._gateway.engines())
-        self._since_s = window["until_s"]
+        state = await self._fleet.read(since_s, self._autoscaler.slices)
+        self._since_s = state.window["until_s"]
         return None if since_s is None else state
