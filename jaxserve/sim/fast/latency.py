@@ -29,21 +29,26 @@ _PAGE_LINEAR, _PAGE_CUBIC = 1.5976, 0.070565992  # Page, Applied Statistics 26 (
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FirstTokenDelay:
-    """Delay of a first token beyond the queueing that ages show; float32[F, ...] each, seconds."""
+    """Delay of a first token beyond the queueing that ages show; float32[F, ...] each, seconds.
+
+    The prompts of a class are P parts: one, or those that a prefix cache finds and the others.
+    """
 
     least_s: jax.Array
     """shortest possible delay."""
     mean_s: jax.Array
-    """mean of the random part on top."""
+    """float32[P, F, ...], mean of the random part on top."""
     variance_s2: jax.Array
-    """variance of the random part, s^2."""
+    """float32[P, F, ...], variance of the random part, s^2."""
     wait: Wait
     """wait for a slot, KV or a prefill in progress, on top of both."""
     queued_s: jax.Array
     """mean delay of a request that had queued before."""
     queued_points_s: jax.Array | None = None
-    """float32[3, F, ...], ``queued_s`` of three prompts, whose weights are ``POINT_WEIGHTS``; None
-    where the mean stands for all."""
+    """float32[P or 3, F, ...], ``queued_s`` of the parts, or of three prompts whose weights are
+    ``POINT_WEIGHTS`` where there is one part; None where the mean stands for all."""
+    shares: jax.Array | None = None
+    """float32[P, F, ...], of the prompts in each part; None for one part."""
 
 
 def ttft_exceeded(
@@ -80,14 +85,21 @@ def ttft_exceeded(
     if delay.queued_points_s is None:
         older = queued_longer(delay.queued_s)
     else:
-        older = mean_of_points(jnp.stack([queued_longer(s) for s in delay.queued_points_s]))
+        longer = jnp.stack([queued_longer(s) for s in delay.queued_points_s])
+        weights = None if delay.shares is None else delay.shares[:, :, None]
+        older = mean_of_points(longer, weights)
     # Requests served at once: TTFT = least + lognormal with the moments of the delay's random part,
     # and with probability ``wait.share`` those of the wait as well.
-    wait = delay.wait
-    at_once = _lognormal(live, delay.mean_s, delay.variance_s2)
-    after_wait = _lognormal(live, delay.mean_s + wait.mean_s, delay.variance_s2 + wait.variance_s2)
-    direct = (admitted - admitted_by_age[:, 1], delay.least_s, wait.share)
-    return _direct_or_queued(live, direct, at_once, after_wait, older, thresholds_s)
+    wait, exceeded = delay.wait, older
+    direct = admitted - admitted_by_age[:, 1]
+    for part, (mean_s, variance_s2) in enumerate(zip(delay.mean_s, delay.variance_s2, strict=True)):
+        at_once = _lognormal(live, mean_s, variance_s2)
+        after_wait = _lognormal(live, mean_s + wait.mean_s, variance_s2 + wait.variance_s2)
+        count = direct if delay.shares is None else direct * delay.shares[part]
+        exceeded = _direct_or_queued(
+            live, (count, delay.least_s, wait.share), at_once, after_wait, exceeded, thresholds_s
+        )
+    return exceeded
 
 
 @staged

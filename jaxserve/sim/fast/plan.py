@@ -14,6 +14,7 @@ from jaxserve.sim.fast.prompt_work import (
     added_rows,
     alone_seconds,
     found_prefixes,
+    prompt_parts,
     prompt_work,
     second_shares,
 )
@@ -201,8 +202,10 @@ def _prompts(
         found, shared = found_prefixes(
             classes.reuse, state.queues, prefilling, capacity.decode_gpus, pool
         )
+        work = prompt_work(classes, found)
         work = dataclasses.replace(
-            prompt_work(classes, found),
+            work,
+            parts=prompt_parts(table, classes, work, found),
             # KV that is handed over is not shared where it arrives.
             shared_kv=jnp.where(capacity.split, 0.0, shared),
         )

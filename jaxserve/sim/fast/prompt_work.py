@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.arrays.batching import add_up
-from jaxserve.sim.fast.tick_state import PromptWork, Queues
+from jaxserve.sim.fast.tick_state import TINY, PromptParts, PromptWork, Queues
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.table.lookup import (
     WindowTable,
@@ -117,9 +117,38 @@ def second_shares(table: WindowTable, work: PromptWork) -> jax.Array:
     return _over_mean(seconds)
 
 
-def mean_of_points(values: jax.Array) -> jax.Array:
-    """Mean over a class from ``values`` [3, ...] of its three prompts."""
-    return add_up(jnp.stack([w * value for w, value in zip(POINT_WEIGHTS, values, strict=True)]))
+def prompt_parts(
+    table: WindowTable, classes: TrafficClasses, work: PromptWork, found: Found
+) -> PromptParts:
+    """Prompts of which most is found and the others, with the moments of both together.
+
+    Args:
+      table: iteration times at the window's depth and tier.
+      classes: traffic classes.
+      work: prefill work with what is found.
+      found: tokens found in the prefix cache.
+    """
+    shares = jnp.stack([found.mostly_found, 1.0 - found.mostly_found])
+    fresh = jnp.stack([found.mostly_found_fresh, work.tokens - found.mostly_found_fresh])
+    tokens = jnp.maximum(fresh / jnp.maximum(shares, TINY), 1.0)
+    # Both parts are spread alike: E[n^2] = sum share mean^2 (1 + spread^2).
+    square = work.tokens**2 * (1.0 + work.spread**2)
+    spread = square / jnp.maximum(add_up(shares * tokens**2), TINY) - 1.0
+    # t(n) + 2 b n c with c tokens found before: prompts of both parts are taken as equally long.
+    behind = jnp.maximum(classes.prompt_tokens - tokens, 0.0)
+    seconds = tokens * prefill_s_per_token(table, tokens) + _slope(table) * 2.0 * tokens * behind
+    return PromptParts(
+        shares=shares,
+        seconds=seconds / jnp.maximum(add_up(shares * seconds), TINY),
+        spread=jnp.sqrt(jnp.maximum(spread, 0.0)),
+    )
+
+
+def mean_of_points(values: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """Mean over a class from ``values`` [Q, ...] of Q prompts; their ``weights`` [Q, ...] are
+    ``POINT_WEIGHTS`` of three by default."""
+    of = POINT_WEIGHTS if weights is None else weights
+    return add_up(jnp.stack([w * value for w, value in zip(of, values, strict=True)]))
 
 
 def seconds_spread(work: PromptWork) -> jax.Array:

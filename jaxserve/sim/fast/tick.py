@@ -181,6 +181,7 @@ def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEven
     # time, and half of that has passed when it counts as admitted: streamed_s = prefill_s / 2n.
     prefill_bound = decoding.prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
     streamed_s = 0.5 * jnp.minimum(prefill_bound, 1.0) / plan.prefill_gpus * prefill_s
+    streamed_s = jnp.maximum(streamed_s, 0.5 * (1.0 - _tick_share(plan, own_s)) * prefill_s)
     # A prefill of more than n GPU ticks shows in the fluid's queue, so only min(prefill_s, n ticks)
     # is a chance wait. With several priority groups all of it is: the fluid lets a request of
     # higher priority overtake, but a GPU finishes the prefill that it has begun.
@@ -245,6 +246,26 @@ def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEven
     )
 
 
+def _one_gpu_each(
+    plan: WindowPlan, waiting: jax.Array, own_s: jax.Array, usage: jax.Array
+) -> jax.Array:
+    """float32[F, A, ...]: what of the ``waiting`` requests a tick can prefill.
+
+    A GPU prefills one long prompt, and the others those behind it: of n requests of s seconds each
+    at most n tick / s are admitted in a tick, and what is left of one request is on one GPU. Where
+    slots or KV are short, the head of the line holds up those behind it.
+    """
+    taken = add_up(usage[:2] * waiting[None, :, 0], axis=1)
+    short = jnp.clip(4.0 * largest(taken) - 3.0, 0.0, 1.0)
+    most = jnp.maximum(waiting[:, 0], 1.0) * jnp.maximum(_tick_share(plan, own_s), short)
+    return jnp.minimum(waiting, most[:, None])
+
+
+def _tick_share(plan: WindowPlan, own_s: jax.Array) -> jax.Array:
+    """float32[F, ...]: share of a prefill of ``own_s`` seconds that one GPU does in a tick."""
+    return jnp.minimum(plan.tick_s / jnp.maximum(own_s, TINY), 1.0)
+
+
 @staged
 def _tick_traffic(arrivals: jax.Array, clock: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Both as they are, but written out: XLA does not vectorise the loop over all ages if the
@@ -285,7 +306,8 @@ def advance_tick(
     admission = readmit(live, plan, classes, queues, timing, own_s, room)
     arrivals, clock = _tick_traffic(live, arrivals, plan.clock + number)
     waiting = age_by_one_tick(lines.waiting, arrivals, clock)
-    admitted = fifo_cut(live, waiting, plan.group, admission.usage)
+    ready = stage(live, _one_gpu_each, plan, waiting, own_s, admission.usage)
+    admitted = fifo_cut(live, ready, plan.group, admission.usage)
     served = jnp.minimum(waiting, admitted[:, None])
     waiting = waiting - served
     # A full queue turns arrivals away.
@@ -390,16 +412,25 @@ def _first_token_delay(conditions: Conditions, tally: Tally, gpu_s: jax.Array) -
     tail_s = deployment.frontend_tail_s
     # A request that has queued finds no step to wait for, and part of its prefill has streamed in.
     queued_points_s = None
-    if work.seconds is not None:
+    parts, points = work.parts, work.seconds
+    beyond_s, deviation_s = (1.0 - work.floor) * prefill_s, seconds_spread(work) * prefill_s
+    if parts is None:
+        beyond_s, deviation_s = beyond_s[None], deviation_s[None]
+    else:
+        points = parts.seconds
+        beyond_s, deviation_s = (points - work.floor) * prefill_s, parts.spread * points * prefill_s
+    if points is not None:
         unstreamed_s = prefill_s - tally.streamed_s / admitted
-        queued_points_s = deployment.frontend_s + tail_s + work.seconds * unstreamed_s
+        queued_points_s = deployment.frontend_s + tail_s + points * unstreamed_s
     # Moments of the random part: exponential front end (mean tail_s), uniform rest of a step
     # (variance r^2 / 12), and prompts that are longer than the shortest of their class.
+    beside_s = tail_s + 0.5 * residual_s + company_s
     return FirstTokenDelay(
         least_s=deployment.frontend_s + work.floor * prefill_s,
-        mean_s=tail_s + 0.5 * residual_s + company_s + (1.0 - work.floor) * prefill_s,
-        variance_s2=tail_s**2 + residual_s**2 / 12.0 + (seconds_spread(work) * prefill_s) ** 2,
+        mean_s=beside_s + beyond_s,
+        variance_s2=tail_s**2 + residual_s**2 / 12.0 + deviation_s**2,
         wait=either_wait(in_progress, mean_wait(tally.blocked, count)),
         queued_s=deployment.frontend_s + tail_s + prefill_s - tally.streamed_s / admitted,
         queued_points_s=queued_points_s,
+        shares=None if parts is None else parts.shares,
     )

@@ -23,6 +23,20 @@ TINY = 1e-6
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class PromptParts:
+    """Prompts of a class in two parts: those of which more than half is found in a prefix cache,
+    and the others. One distribution of both would have prompts longer than any."""
+
+    shares: jax.Array
+    """float32[2, F], of the prompts."""
+    seconds: jax.Array
+    """float32[2, F], mean prefill seconds of each part, over the mean of all prompts."""
+    spread: jax.Array
+    """float32[F], standard deviation of the tokens within a part as a share of its mean."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class PromptWork:
     """Prefill work of a prompt: the tokens that are not found in a prefix cache, or all without
     one."""
@@ -42,6 +56,8 @@ class PromptWork:
     seconds: jax.Array | None = None
     """float32[3, F], prefill seconds of a short, a middle and a long prompt as shares of the mean,
     see ``jaxserve.sim.fast.prompt_work.second_shares``; None without output ages."""
+    parts: PromptParts | None = None
+    """prompts of which most is found, and the others; None without a prefix cache."""
     beside_kv: jax.Array | None = None
     """float32[F], KV of a running sequence beside that of its tokens, at its mean context; None for
     a model whose layers are of one kind."""

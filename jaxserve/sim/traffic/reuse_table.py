@@ -31,6 +31,10 @@ class ReuseTable:
     """float32[N, F, C], square of the tokens that are left to prefill."""
     product: jax.Array
     """float32[N, F, C], tokens found times those that are left."""
+    mostly_found: jax.Array
+    """float32[N, F, C], share of the prompts of which more than half is found."""
+    mostly_found_fresh: jax.Array
+    """float32[N, F, C], tokens that these leave to prefill, as a mean over all prompts."""
 
 
 @jax.tree_util.register_dataclass
@@ -44,6 +48,10 @@ class Found:
     """float32[F]"""
     product: jax.Array
     """float32[F]"""
+    mostly_found: jax.Array
+    """float32[F]"""
+    mostly_found_fresh: jax.Array
+    """float32[F]"""
 
 
 def reuse_table(trace: Trace, classes: ClassMap, num_gpus: int, count: int) -> ReuseTable:
@@ -55,12 +63,14 @@ def reuse_table(trace: Trace, classes: ClassMap, num_gpus: int, count: int) -> R
       count: F, at least as many as there are classes; more of them find nothing.
     """
     group = classes.of(trace)
-    tables = np.zeros((3, num_gpus, count, len(CACHE_TOKENS) + 1))
+    tables = np.zeros((5, num_gpus, count, len(CACHE_TOKENS) + 1))
     for gpus in range(1, num_gpus + 1):
         found = cached_tokens(trace, CACHE_TOKENS, gpus)
         found = np.pad(found, ((0, 0), (1, 0)))
         prompt = trace.prompt_tokens[: len(found), None].astype(np.float64)
-        moments = (found, (prompt - found) ** 2, found * (prompt - found))
+        left = prompt - found
+        mostly = found > left
+        moments = (found, left**2, found * left, mostly, mostly * left)
         for of in range(len(classes)):
             members = group[: len(found)] == of
             if members.any():
@@ -86,4 +96,6 @@ def look_up(table: ReuseTable, gpus: jax.Array, cache_tokens: jax.Array) -> Foun
         below, above = values[row, :, low], values[row, :, low + 1]
         return below + (position - low) * (above - below)
 
-    return Found(*map(interpolated, (table.cached_tokens, table.fresh_square, table.product)))
+    return Found(
+        *map(interpolated, (getattr(table, field.name) for field in dataclasses.fields(Found)))
+    )

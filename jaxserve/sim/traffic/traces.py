@@ -1,9 +1,11 @@
 """Recorded request traces: when requests came, and how many tokens each had.
 
-Requests of one time are spread evenly over the tick where a file's clock stands still for half a
-second or longer. Times of the published Mooncake trace are multiples of three seconds, for example.
-Its requests did not come all at once: a queue of ten prompts at every tick is the clock's and not
-the traffic's.
+Requests of one time are spread over the tick where a file's clock stands still for half a second or
+longer. Times of the published Mooncake trace are multiples of three seconds, for example. Its
+requests did not come all at once: a queue of ten prompts at every tick is the clock's and not the
+traffic's. Nor did they come in step: their times are drawn uniformly, as those of a Poisson process
+are whose count is known. Equal distances would all but remove the queues (docs/fidelity.md has
+how far either is off).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ COARSE_TICK_S = 0.5
 """Shortest tick of a clock over which requests of one time are spread, seconds."""
 _MIN_TICKS = 10
 _TICK_TOLERANCE = 0.01
+_SPREAD_SEED = 0
 _SPANS = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
@@ -179,8 +182,8 @@ class Trace:
         if self.tick_s is None:
             return None
         return (
-            f"times were recorded every {self.tick_s:g} s; requests of one time are spread over "
-            "the time to the next"
+            f"times were recorded every {self.tick_s:g} s; requests of one time are spread at "
+            "random over the time to the next"
         )
 
     def note(self, longest_tokens: float = math.inf) -> str | None:
@@ -245,7 +248,7 @@ def load_trace(
     tick_s = _coarse_tick_s(rows.time_s)
     arrival_s = rows.time_s - rows.time_s[0]
     if tick_s is not None:
-        arrival_s = _spread(arrival_s, tick_s)
+        arrival_s = spread_in_ticks(arrival_s, tick_s)
     arrival_s /= time_scale  # in place: a week has tens of millions
     return Trace(
         arrival_s=arrival_s,
@@ -276,10 +279,18 @@ def _coarse_tick_s(time_s: NDArray[np.float64]) -> float | None:
     return tick_s if off_s.max() <= _TICK_TOLERANCE * tick_s else None
 
 
-def _spread(time_s: NDArray[np.float64], tick_s: float) -> NDArray[np.float64]:
-    """Equal times, evenly over the tick that they begin."""
+def spread_in_ticks(time_s: NDArray[np.float64], tick_s: float) -> NDArray[np.float64]:
+    """Times drawn uniformly in the ticks of a clock; the same for the same times.
+
+    Args:
+      time_s: float64[n], non-decreasing, the begin of each request's tick.
+      tick_s: length of a tick; one that the next begins earlier ends there.
+
+    Returns:
+      float64[n], non-decreasing, the first 0.
+    """
     _, first, count = np.unique(time_s, return_index=True, return_counts=True)
-    place = np.arange(len(time_s)) - np.repeat(first, count)
-    # A tick may be a little shorter than the others.
     length_s = np.minimum(tick_s, np.append(np.diff(time_s[first]), tick_s))
-    return time_s + np.repeat(length_s / count, count) * place
+    rng = np.random.default_rng(_SPREAD_SEED)
+    spread_s = np.sort(time_s + np.repeat(length_s, count) * rng.random(len(time_s)))
+    return spread_s - spread_s[0]

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from jaxserve.show.style import BLUE, RED
 from jaxserve.studies.fidelity.all_reduce import all_reduce_fidelity
+from jaxserve.studies.fidelity.coarse_clock import clock_fidelity
 from jaxserve.studies.fidelity.demand_statistics import demand_fidelity
 from jaxserve.studies.fidelity.disaggregated import disaggregated_fidelity
 from jaxserve.studies.fidelity.fast_vs_reference import fast_vs_reference
@@ -40,6 +41,7 @@ MEASURED: dict[str, Callable[[Path], list[FidelityRow]]] = {
     "fast simulator against vLLM": vllm_fast_fidelity,
     "prefix reuse": prefix_fidelity,
     "reference against vLLM with shared prefixes": prefix_run_fidelity,
+    "traces of a coarse clock": clock_fidelity,
     "demand of days": demand_fidelity,
 }
 """Checks against measured data by name; the argument is the directory of the data."""

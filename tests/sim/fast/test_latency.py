@@ -30,8 +30,8 @@ def delay(share: float = 0.0, wait_s: float = 0.0) -> FirstTokenDelay:
     one = jnp.ones(1)
     return FirstTokenDelay(
         least_s=0.03 * one,
-        mean_s=0.02 * one,
-        variance_s2=1e-4 * one,
+        mean_s=0.02 * one[None],
+        variance_s2=1e-4 * one[None],
         wait=Wait(jnp.float32(share), jnp.float32(wait_s), jnp.float32(wait_s**2 / 3.0)),
         queued_s=0.05 * one,
     )
@@ -41,6 +41,31 @@ def exceeded(by_age: np.ndarray, thresholds_s: np.ndarray, of: FirstTokenDelay) 
     ages = jnp.asarray(by_age, jnp.float32)[None]
     limits_s = jnp.asarray(thresholds_s, jnp.float32)[None]
     return np.asarray(ttft_exceeded(LIVE, ages[:, 0], ages, of, limits_s, TICK_S))[0]
+
+
+def test_parts_of_the_prompts_add_up() -> None:
+    """Two parts give the mixture of what each gives alone, queued requests included."""
+    by_age, thresholds_s = np.linspace(3.0, 0.0, len(AGE_KNOTS)), np.array([0.04, 0.3, 0.8])
+    fast, slow = (
+        dataclasses.replace(
+            delay(0.3, 0.2),
+            mean_s=jnp.full((1, 1), mean_s),
+            queued_points_s=jnp.full((3, 1), 2.0 * mean_s),
+        )
+        for mean_s in (0.01, 0.4)
+    )
+    both = dataclasses.replace(
+        fast,
+        mean_s=jnp.concatenate([fast.mean_s, slow.mean_s]),
+        variance_s2=jnp.concatenate([fast.variance_s2, slow.variance_s2]),
+        queued_points_s=jnp.array([[0.02], [0.8]]),
+        shares=jnp.array([[0.7], [0.3]]),
+    )
+    each = [exceeded(by_age, thresholds_s, of) for of in (fast, slow)]
+    assert (each[0] < each[1]).all()
+    np.testing.assert_allclose(
+        exceeded(by_age, thresholds_s, both), 0.7 * each[0] + 0.3 * each[1], rtol=1e-5
+    )
 
 
 @given(

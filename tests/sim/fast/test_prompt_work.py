@@ -5,12 +5,15 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxserve.sim.fast.prompt_work import (
     added_rows,
     alone_seconds,
     found_prefixes,
     mean_of_points,
+    prompt_parts,
     prompt_work,
     second_shares,
     seconds_spread,
@@ -40,7 +43,7 @@ def one_length(prompt, cached):
         CLASSES, prompt_tokens=full, prompt_floor=jnp.ones(6), prompt_spread=jnp.zeros(6)
     )
     fresh = full - cached
-    return prompt_work(classes, Found(full - fresh, fresh**2, fresh * cached))
+    return prompt_work(classes, Found(full - fresh, fresh**2, fresh * cached, *[0.0 * full] * 2))
 
 
 def test_without_a_cache_the_whole_prompt_is_left():
@@ -48,7 +51,7 @@ def test_without_a_cache_the_whole_prompt_is_left():
     work = prompt_work(CLASSES, None)
     assert work.tokens is CLASSES.prompt_tokens and work.spread is CLASSES.prompt_spread
     assert work.behind_tokens is None and work.shared_kv is None
-    found_nothing = prompt_work(CLASSES, Found(*[jnp.zeros(6)] * 3))
+    found_nothing = prompt_work(CLASSES, Found(*[jnp.zeros(6)] * 5))
     np.testing.assert_array_equal(found_nothing.tokens, work.tokens)
     np.testing.assert_array_equal(found_nothing.floor, work.floor)
     np.testing.assert_array_equal(found_nothing.spread, work.spread)
@@ -71,10 +74,30 @@ def test_prompts_of_which_only_some_are_found_spread():
     """Half of them all but found and half not at all: a mean of a half, as uneven as can be."""
     full = jnp.full(6, 1000.0)
     classes = dataclasses.replace(CLASSES, prompt_tokens=full, prompt_spread=jnp.zeros(6))
-    work = prompt_work(classes, Found(0.5 * full, 0.5 * full**2, 0.0 * full))
+    found = Found(0.5 * full, 0.5 * full**2, 0.0 * full, jnp.full(6, 0.5), 0.0 * full)
+    work = prompt_work(classes, found)
     np.testing.assert_allclose(work.tokens, 500.0)
     np.testing.assert_allclose(work.spread, 1.0, rtol=1e-5)
     np.testing.assert_array_equal(work.floor, 0.0)
+    # As two parts, neither spreads: no prompt is longer than all of them.
+    parts = prompt_parts(TABLE, classes, work, found)
+    np.testing.assert_allclose(parts.shares, 0.5)
+    np.testing.assert_allclose(parts.spread, 0.0, atol=0.05)
+    np.testing.assert_allclose(parts.seconds[1], 2.0, rtol=0.02)
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 0.5), st.floats(0.0, 0.5))
+def test_parts_of_the_prompts_have_their_mean(share, of_found, of_others):
+    """Whatever share of the prompts is found for the most part, and how much of each."""
+    full = jnp.full(6, 2000.0)
+    left = np.array([0.5 * of_found, 1.0 - of_others]) * 2000.0
+    shares = np.array([share, 1.0 - share])
+    mean, square = float(shares @ left), float(shares @ left**2)
+    found = Found(full - mean, *(0.0 * full + x for x in (square, 0.0, share, share * left[0])))
+    classes = dataclasses.replace(CLASSES, prompt_tokens=full)
+    parts = prompt_parts(TABLE, classes, prompt_work(classes, found), found)
+    np.testing.assert_allclose((parts.shares * parts.seconds).sum(axis=0), 1.0, rtol=1e-4)
+    assert (parts.seconds >= 0.0).all() and np.isfinite(parts.spread).all()
 
 
 def test_running_requests_share_what_was_used_last():
@@ -82,7 +105,7 @@ def test_running_requests_share_what_was_used_last():
     finds no less."""
     knots = jnp.linspace(0.0, 500.0, 26)
     moment = jnp.broadcast_to(knots, (1, 6, 26))
-    table = ReuseTable(moment, moment, moment)
+    table = ReuseTable(*[moment] * 5)
     nothing = jnp.zeros(6)
 
     def queues(requests):

@@ -47,6 +47,8 @@ def test_at_its_sizes_the_table_holds_what_was_measured(gpus, knot):
             (found.cached_tokens, cached),
             (found.fresh_square, left**2),
             (found.product, cached * left),
+            (found.mostly_found, cached > left),
+            (found.mostly_found_fresh, left * (cached > left)),
         ):
             np.testing.assert_allclose(value[index], expected[members].mean(), rtol=1e-3)
     assert found.cached_tokens[2] == 0.0

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from jaxserve.errors import InputError
 from jaxserve.sim.traffic.trace_files import reading
 from jaxserve.sim.traffic.trace_files.part import TracePart
-from jaxserve.sim.traffic.traces import Trace, load_trace
+from jaxserve.sim.traffic.traces import Trace, load_trace, spread_in_ticks
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -244,16 +245,33 @@ def test_requests_of_a_coarse_tick_are_spread_over_it(write) -> None:
         for tick in ticks
         for _ in "12"
     ]
-    trace = load_trace(
-        write(
-            "".join(json.dumps(row | {"output_length": i + 1}) + "\n" for i, row in enumerate(rows))
-        )
+    path = write(
+        "".join(json.dumps(row | {"output_length": i + 1}) + "\n" for i, row in enumerate(rows))
     )
+    trace = load_trace(path)
     assert trace.tick_s == 3.0 and "every 3 s" in (trace.note() or "")
-    np.testing.assert_allclose(trace.arrival_s[:6], [0.0, 1.4995, 2.999, 4.499, 6.0, 7.5])
-    assert trace.arrival_s[-1] == pytest.approx(58.5)
+    # Every request is in its tick, which begins that much later than the first request.
+    into_tick_s = trace.arrival_s - 1e-3 * np.repeat(ticks, 2)
+    assert trace.arrival_s[0] == 0.0
+    assert into_tick_s.max() - into_tick_s.min() < 3.0 and len(set(into_tick_s)) == len(rows)
+    assert (np.diff(trace.arrival_s) > 0.0).all()
+    assert (trace.output_tokens == 1 + np.arange(len(rows))).all()
+    np.testing.assert_array_equal(trace.arrival_s, load_trace(path).arrival_s)
     twice = load_trace(DATA / "azure_small.csv")
     assert twice.tick_s is None and twice.note() is None
+
+
+def test_times_in_a_tick_are_those_of_a_poisson_process() -> None:
+    """Times in their ticks are uniform, and times between requests vary as much as those of the
+    process that the clock hid; equal distances would vary by half."""
+    rng = np.random.default_rng(7)
+    hidden_s = np.cumsum(rng.exponential(0.25, 20_000))
+    spread_s = spread_in_ticks(np.floor(hidden_s), 1.0)
+    gaps_s = np.diff(spread_s)
+    assert gaps_s.std() / gaps_s.mean() == pytest.approx(1.0, abs=0.03)
+    assert stats.kstest(np.diff(spread_s), "expon", (0.0, gaps_s.mean())).pvalue > 1e-3
+    moved_s = spread_s - hidden_s
+    assert moved_s.max() - moved_s.min() < 2.0
 
 
 @pytest.mark.parametrize("step_s", [0.4, 7.3])
