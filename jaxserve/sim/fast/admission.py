@@ -364,12 +364,17 @@ def readmit(
     timing: Timing,
     own_s: jax.Array,
     room: Room,
+    candidates: jax.Array,
 ) -> Admission:
     """Readmits preempted sequences before new requests, and shares out what they leave.
 
     A lost context is recomputed like a prompt, as vLLM's preemption by recomputation does. In a
     split, slots and KV of the decoding GPUs do not limit new requests: they need prefill time, and
     KV that is not taken by prefilled requests which wait for a decoding GPU.
+
+    A GPU prefills one long prompt, and the others those behind it: a tick admits at most tick / s
+    of a request of s seconds. Where slots or KV are short, the head of the line holds up those
+    behind it.
 
     Args:
       plan: knobs of the window, resolved against the deployment.
@@ -378,6 +383,7 @@ def readmit(
       timing: iteration times of the tick.
       own_s: float32[F, ...], GPU seconds of one prefill of each class.
       room: slots and KV of the tick.
+      candidates: float32[F, ...], waiting requests and the tick's arrivals.
     """
     # All classes come back at one share: the least of 1, slots / sequences, KV / their KV and
     # prefill seconds / seconds of recomputing it.
@@ -402,13 +408,21 @@ def readmit(
         / jnp.maximum(jnp.where(plan.split, prefill_kv_room, kv_room), TINY),
         own_s / jnp.maximum(room_s, TINY),
     ]
+    # From 0 where three quarters of the slots and the KV suffice for all to 1 where all are needed.
+    taken = jnp.maximum(add_up(candidates) * usage[0], add_up(candidates * usage[1]))
+    short = jnp.clip(4.0 * taken - 3.0, 0.0, 1.0)
+    # What is left of one request is on one GPU as all of it was.
+    whole = jnp.maximum(candidates, 1.0) / jnp.maximum(candidates, TINY)
+    one_gpu = jnp.maximum(plan.tick_s / jnp.maximum(own_s, TINY), short)
+    tick_share = jnp.minimum(whole * one_gpu, 1.0)
     return Admission(
         own_s=own_s,
         returning=share * queues.preempted,
         returning_context=share * queues.preempted_context,
         recomputed=share * queues.recompute_context,
         recompute_s=used_s,
-        usage=jnp.stack(jnp.broadcast_arrays(*usage)),
+        usage=tick_share * jnp.stack(jnp.broadcast_arrays(*usage)),
+        tick_share=tick_share,
         join_room=jnp.stack([slots, kv_room]),
         kv_starved=jnp.where(plan.split, 0.0, room.kv_starved),
         blocked=dataclasses.replace(

@@ -181,7 +181,9 @@ def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEven
     # time, and half of that has passed when it counts as admitted: streamed_s = prefill_s / 2n.
     prefill_bound = decoding.prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
     streamed_s = 0.5 * jnp.minimum(prefill_bound, 1.0) / plan.prefill_gpus * prefill_s
-    streamed_s = jnp.maximum(streamed_s, 0.5 * (1.0 - _tick_share(plan, own_s)) * prefill_s)
+    # One that takes longer than a tick is prefilled by one GPU.
+    tick_share = jnp.minimum(plan.tick_s / jnp.maximum(own_s, TINY), 1.0)
+    streamed_s = jnp.maximum(streamed_s, 0.5 * (1.0 - tick_share) * prefill_s)
     # A prefill of more than n GPU ticks shows in the fluid's queue, so only min(prefill_s, n ticks)
     # is a chance wait. With several priority groups all of it is: the fluid lets a request of
     # higher priority overtake, but a GPU finishes the prefill that it has begun.
@@ -246,26 +248,6 @@ def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEven
     )
 
 
-def _one_gpu_each(
-    plan: WindowPlan, waiting: jax.Array, own_s: jax.Array, usage: jax.Array
-) -> jax.Array:
-    """float32[F, A, ...]: what of the ``waiting`` requests a tick can prefill.
-
-    A GPU prefills one long prompt, and the others those behind it: of n requests of s seconds each
-    at most n tick / s are admitted in a tick, and what is left of one request is on one GPU. Where
-    slots or KV are short, the head of the line holds up those behind it.
-    """
-    taken = add_up(usage[:2] * waiting[None, :, 0], axis=1)
-    short = jnp.clip(4.0 * largest(taken) - 3.0, 0.0, 1.0)
-    most = jnp.maximum(waiting[:, 0], 1.0) * jnp.maximum(_tick_share(plan, own_s), short)
-    return jnp.minimum(waiting, most[:, None])
-
-
-def _tick_share(plan: WindowPlan, own_s: jax.Array) -> jax.Array:
-    """float32[F, ...]: share of a prefill of ``own_s`` seconds that one GPU does in a tick."""
-    return jnp.minimum(plan.tick_s / jnp.maximum(own_s, TINY), 1.0)
-
-
 @staged
 def _tick_traffic(arrivals: jax.Array, clock: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Both as they are, but written out: XLA does not vectorise the loop over all ages if the
@@ -303,11 +285,12 @@ def advance_tick(
     own_s = prefill_seconds(live, plan, timing)
     room = find_room(live, conditions, queues, timing, own_s, queued, arrivals)
     # Preempted sequences come back first; the oldest waiting requests take the rest.
-    admission = readmit(live, plan, classes, queues, timing, own_s, room)
+    candidates = queued + arrivals
+    admission = readmit(live, plan, classes, queues, timing, own_s, room, candidates)
     arrivals, clock = _tick_traffic(live, arrivals, plan.clock + number)
     waiting = age_by_one_tick(lines.waiting, arrivals, clock)
-    ready = stage(live, _one_gpu_each, plan, waiting, own_s, admission.usage)
-    admitted = fifo_cut(live, ready, plan.group, admission.usage)
+    begun = fifo_cut(live, waiting, plan.group, admission.usage)
+    admitted = admission.tick_share * begun
     served = jnp.minimum(waiting, admitted[:, None])
     waiting = waiting - served
     # A full queue turns arrivals away.

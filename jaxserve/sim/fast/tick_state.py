@@ -279,7 +279,10 @@ class Admission:
     recompute_s: jax.Array
     """float32, GPU seconds of recomputing it."""
     usage: jax.Array
-    """float32[3, F], share of free slots, KV blocks and prefill seconds that a request takes."""
+    """float32[3, F], share of free slots, KV blocks and prefill seconds that a request takes in the
+    tick."""
+    tick_share: jax.Array
+    """float32[F], share of a request that a tick can admit, however much is free."""
     join_room: jax.Array
     """float32[2], slots and KV tokens of the decoding GPUs that returning requests leave."""
     kv_starved: jax.Array

@@ -131,11 +131,12 @@ def entered(seed: int, resources: WindowPlan, slots: float, kv: float, prefill_s
     preempted = vector(rng, 8.0)
     before = queues(preempted, preempted * jnp.asarray(rng.uniform(50, 5000, COUNT), jnp.float32))
     own_s = jnp.asarray(rng.uniform(0.001, 0.5, COUNT), jnp.float32)
-    entry = readmit(LIVE, resources, CLASSES, before, timing(prefill_s), own_s, room(slots, kv))
     waiting = jnp.zeros((COUNT, len(AGE_KNOTS)))
     for tick in range(12):
         waiting = age_by_one_tick(waiting, vector(rng, 3.0), jnp.int32(tick))
-    served = fifo_cut(LIVE, waiting, CLASSES.priority, entry.usage)
+    free = (timing(prefill_s), own_s, room(slots, kv), waiting[:, 0])
+    entry = readmit(LIVE, resources, CLASSES, before, *free)
+    served = entry.tick_share * fifo_cut(LIVE, waiting, CLASSES.priority, entry.usage)
     return Entered(before, entry, np.asarray(waiting[:, 0]), np.asarray(served))
 
 
@@ -191,13 +192,49 @@ def test_who_shares_the_gpu_decodes_at_once(seed: int, free: tuple[float, float,
 
 @given(st.integers(0, 10_000), st.booleans())
 def test_enough_of_everything_admits_everybody(seed: int, split: bool) -> None:
-    """Nobody waits, and nobody stays preempted, while nothing is scarce."""
+    """Nobody waits but for the one GPU that prefills a long prompt, and nobody stays preempted,
+    while nothing is scarce."""
     before, entry, waiting, served = entered(seed, plan(split), 1e4, 1e7, 1e3)
-    np.testing.assert_allclose(served, waiting, rtol=1e-6)
+    of_one_gpu = np.minimum(plan().tick_s / entry.own_s * np.maximum(waiting, 1.0), waiting)
+    np.testing.assert_allclose(served, of_one_gpu, rtol=1e-5)
     np.testing.assert_allclose(entry.returning, before.preempted, rtol=1e-6)
     np.testing.assert_allclose(entry.returning_context, before.preempted_context, rtol=1e-6)
     share = joining_share(LIVE, plan(split), CLASSES, entry, jnp.asarray(served))
     assert float(share) == 1.0
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_long_prompt_holds_up_one_gpu(gpus: int) -> None:
+    """Requests behind it are prefilled by the others; it takes the seconds of one GPU either way,
+    also when little of it is left."""
+    resources, nobody = plan(), jnp.zeros(COUNT)
+    tick_s = float(resources.tick_s)
+    own_s = jnp.full(COUNT, 0.01).at[0].set(8.0 * tick_s)
+    for left in (1.0, 0.2):
+        older = nobody.at[0].set(left)
+        waiting = age_by_one_tick(jnp.zeros((COUNT, len(AGE_KNOTS))), older, jnp.int32(0))
+        waiting = age_by_one_tick(waiting, nobody.at[1].set(3.0), jnp.int32(1))
+        free = (timing(gpus * tick_s), own_s, room(100.0, 1e7), waiting[:, 0])
+        entry = readmit(LIVE, resources, CLASSES, queues(nobody, nobody), *free)
+        group = jnp.zeros_like(CLASSES.priority)
+        served = entry.tick_share * fifo_cut(LIVE, waiting, group, entry.usage)
+        assert float(served[0]) == pytest.approx(0.125, rel=1e-4)
+        assert float(served[1]) == pytest.approx(3.0 if gpus == 2 else 0.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("scarce", ["slots", "kv"])
+def test_the_head_of_the_line_is_not_overtaken_where_room_is_short(scarce: str) -> None:
+    """A long prompt that waits for a slot or for KV holds up what is behind it."""
+    nobody = jnp.zeros(COUNT)
+    own_s = jnp.full(COUNT, 0.01).at[0].set(1.0)
+    waiting = age_by_one_tick(jnp.zeros((COUNT, len(AGE_KNOTS))), nobody.at[0].set(4.0), 0)
+    waiting = age_by_one_tick(waiting, nobody.at[1].set(4.0), 1)
+    tokens = 2.0 * (float(CLASSES.prompt_tokens[0]) + BLOCK_SLACK_TOKENS)
+    found = room(2.0, 1e7) if scarce == "slots" else room(100.0, tokens)
+    free = (timing(10.0), own_s, found, waiting[:, 0])
+    entry = readmit(LIVE, plan(), CLASSES, queues(nobody, nobody), *free)
+    served = fifo_cut(LIVE, waiting, jnp.zeros_like(CLASSES.priority), entry.usage)
+    np.testing.assert_allclose((entry.tick_share * served)[:2], [2.0, 0.0], atol=1e-3)
 
 
 shares = st.floats(0.0, 1.0, width=32)
