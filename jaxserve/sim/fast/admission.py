@@ -24,7 +24,7 @@ from jaxserve.sim.fast.tick_state import (
     Timing,
     WindowPlan,
 )
-from jaxserve.sim.fast.timing import alive_share, chunks, held_s
+from jaxserve.sim.fast.timing import alive_share, chunks, gpu_share, held_s
 from jaxserve.sim.fast.waiting_times import Wait, blocked_wait, either_wait
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.traffic.workload import TrafficClasses
@@ -413,8 +413,7 @@ def readmit(
     short = jnp.clip(4.0 * taken - 3.0, 0.0, 1.0)
     # What is left of one request is on one GPU as all of it was.
     whole = jnp.maximum(candidates, 1.0) / jnp.maximum(candidates, TINY)
-    one_gpu = jnp.maximum(plan.tick_s / jnp.maximum(own_s, TINY), short)
-    tick_share = jnp.minimum(whole * one_gpu, 1.0)
+    tick_share = jnp.minimum(whole * jnp.maximum(gpu_share(plan, own_s), short), 1.0)
     return Admission(
         own_s=own_s,
         returning=share * queues.preempted,

@@ -111,10 +111,7 @@ def second_shares(table: WindowTable, work: PromptWork) -> jax.Array:
     deviation = jnp.sqrt(jnp.log1p(work.spread**2))
     tokens = _over_mean(jnp.exp(jnp.asarray(_POINTS, jnp.float32)[:, None] * deviation))
     tokens = work.tokens * tokens
-    seconds = tokens * prefill_s_per_token(table, tokens)
-    if work.behind_tokens is not None:
-        seconds = seconds + _slope(table) * 2.0 * tokens * work.behind_tokens
-    return _over_mean(seconds)
+    return _over_mean(_seconds(table, tokens, work.behind_tokens))
 
 
 def prompt_parts(
@@ -134,9 +131,8 @@ def prompt_parts(
     # Both parts are spread alike: E[n^2] = sum share mean^2 (1 + spread^2).
     square = work.tokens**2 * (1.0 + work.spread**2)
     spread = square / jnp.maximum(add_up(shares * tokens**2), TINY) - 1.0
-    # t(n) + 2 b n c with c tokens found before: prompts of both parts are taken as equally long.
-    behind = jnp.maximum(classes.prompt_tokens - tokens, 0.0)
-    seconds = tokens * prefill_s_per_token(table, tokens) + _slope(table) * 2.0 * tokens * behind
+    # Prompts of both parts are taken as equally long.
+    seconds = _seconds(table, tokens, jnp.maximum(classes.prompt_tokens - tokens, 0.0))
     return PromptParts(
         shares=shares,
         seconds=seconds / jnp.maximum(add_up(shares * seconds), TINY),
@@ -162,6 +158,13 @@ def seconds_spread(work: PromptWork) -> jax.Array:
 def _over_mean(points: jax.Array) -> jax.Array:
     """``points`` [3, ...] as shares of their mean."""
     return points / mean_of_points(points)
+
+
+def _seconds(table: WindowTable, tokens: jax.Array, behind: jax.Array | None) -> jax.Array:
+    """Seconds of a prefill on an idle GPU, shaped as ``tokens``: t(n) + 2 b n c behind c tokens
+    that were found."""
+    seconds = tokens * prefill_s_per_token(table, tokens)
+    return seconds if behind is None else seconds + _slope(table) * 2.0 * tokens * behind
 
 
 def _slope(table: WindowTable) -> jax.Array:

@@ -52,7 +52,14 @@ from jaxserve.sim.fast.tick_state import (
     counted,
     empty_tally,
 )
-from jaxserve.sim.fast.timing import alive_share, chunks, find_timing, held_s, prefill_seconds
+from jaxserve.sim.fast.timing import (
+    alive_share,
+    chunks,
+    find_timing,
+    gpu_share,
+    held_s,
+    prefill_seconds,
+)
 from jaxserve.sim.fast.waiting_times import (
     ROUTING_MIXED,
     ROUTING_SPLIT,
@@ -182,8 +189,7 @@ def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEven
     prefill_bound = decoding.prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
     streamed_s = 0.5 * jnp.minimum(prefill_bound, 1.0) / plan.prefill_gpus * prefill_s
     # One that takes longer than a tick is prefilled by one GPU.
-    tick_share = jnp.minimum(plan.tick_s / jnp.maximum(own_s, TINY), 1.0)
-    streamed_s = jnp.maximum(streamed_s, 0.5 * (1.0 - tick_share) * prefill_s)
+    streamed_s = jnp.maximum(streamed_s, 0.5 * (1.0 - gpu_share(plan, own_s)) * prefill_s)
     # A prefill of more than n GPU ticks shows in the fluid's queue, so only min(prefill_s, n ticks)
     # is a chance wait. With several priority groups all of it is: the fluid lets a request of
     # higher priority overtake, but a GPU finishes the prefill that it has begun.
@@ -395,13 +401,15 @@ def _first_token_delay(conditions: Conditions, tally: Tally, gpu_s: jax.Array) -
     tail_s = deployment.frontend_tail_s
     # A request that has queued finds no step to wait for, and part of its prefill has streamed in.
     queued_points_s = None
-    parts, points = work.parts, work.seconds
-    beyond_s, deviation_s = (1.0 - work.floor) * prefill_s, seconds_spread(work) * prefill_s
+    parts = work.parts
     if parts is None:
-        beyond_s, deviation_s = beyond_s[None], deviation_s[None]
+        points = work.seconds
+        beyond_s = ((1.0 - work.floor) * prefill_s)[None]
+        deviation_s = (seconds_spread(work) * prefill_s)[None]
     else:
         points = parts.seconds
-        beyond_s, deviation_s = (points - work.floor) * prefill_s, parts.spread * points * prefill_s
+        beyond_s = (points - work.floor) * prefill_s
+        deviation_s = parts.spread * points * prefill_s
     if points is not None:
         unstreamed_s = prefill_s - tally.streamed_s / admitted
         queued_points_s = deployment.frontend_s + tail_s + points * unstreamed_s

@@ -106,6 +106,12 @@ def held_s(own_s: jax.Array, iterations: jax.Array, timing: Timing) -> jax.Array
     return own_s + timing.beside_batch * timing.step_s * iterations
 
 
+def gpu_share(plan: WindowPlan, own_s: jax.Array) -> jax.Array:
+    """float32[F, ...]: share of a prefill of ``own_s`` float32[F, ...] GPU seconds that one GPU
+    does in a tick."""
+    return jnp.minimum(plan.tick_s / jnp.maximum(own_s, TINY), 1.0)
+
+
 def chunks(work: PromptWork, timing: Timing) -> jax.Array:
     """float32[F, ...]: iterations that a prefill of each class takes.
 

@@ -63,7 +63,7 @@ def reuse_table(trace: Trace, classes: ClassMap, num_gpus: int, count: int) -> R
       count: F, at least as many as there are classes; more of them find nothing.
     """
     group = classes.of(trace)
-    tables = np.zeros((5, num_gpus, count, len(CACHE_TOKENS) + 1))
+    tables = np.zeros((len(dataclasses.fields(ReuseTable)), num_gpus, count, len(CACHE_TOKENS) + 1))
     for gpus in range(1, num_gpus + 1):
         found = cached_tokens(trace, CACHE_TOKENS, gpus)
         found = np.pad(found, ((0, 0), (1, 0)))
