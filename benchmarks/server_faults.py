@@ -42,12 +42,16 @@ from benchmarks.server_fuzz import (
     fuzz_websocket,
 )
 from benchmarks.server_neighbours import (
+    AGENTS,
+    COMPARISONS,
+    OWN_CONFIGS,
     computations_beside,
     connections_beside,
     fuzz_contradictions,
     fuzz_nameless,
     fuzz_paths,
     fuzz_tools,
+    played_beside,
 )
 from jaxserve import checks
 from jaxserve.runtime.child_processes import free_ports, own_process, wait_until_answers
@@ -162,6 +166,12 @@ def faults_page(chosen: argparse.Namespace, trials: list[FaultTrial]) -> str:
             _wait_until_compiled(server)
             found = computations_beside(url, _COMPUTATIONS)
             name = f"grades beside {_COMPUTATIONS} computations of another client"
+            ended(witness.of(name, found))
+            found = played_beside(url)
+            name = (
+                f"windows beside {AGENTS} agents, {OWN_CONFIGS} own configurations and "
+                f"{COMPARISONS} comparisons of another client"
+            )
             ended(witness.of(name, found))
         variables = {**_VARIABLES, "JAXSERVE_ROOT_PATH": _ROOT_PATH}
         with LocalServer(folder, variables=variables) as server:

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import multiprocessing
 import selectors
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
+import numpy as np
 import orjson
 from websockets.sync.client import ClientConnection, connect
 
@@ -24,6 +27,9 @@ _OTHERS = ("127.0.0.1", "127.0.0.2")
 """Addresses of clients beside the player, whose own is the first."""
 _AIM_BESIDE_S = 5.0
 """Time of an answer that a client gives up on at the least: httpx's default."""
+AGENTS, OWN_CONFIGS, COMPARISONS = 60, 200, 70
+"""Requests of ``played_beside``, all at once."""
+_AIM_WINDOW_S = 0.1
 _EVERY_S = 2.5
 _PROBES = ("/health", "/tasks")
 
@@ -181,6 +187,62 @@ def computations_beside(url: str, queued: int) -> Fuzz:
     seen = f"{counted(statuses)}; the slowest after {_aimed(max(times_s))}"
     refused = statuses.total() - statuses[200] - of_5xx(statuses)
     return Fuzz(len(times_s), of_5xx(statuses), late + refused, seen)
+
+
+def played_beside(url: str) -> Fuzz:
+    """Windows of a player on a WebSocket while another client has agents drive its sessions, begins
+    episodes of own configurations and compares agents."""
+    times_s: list[float] = []
+    # A client that reads answers of megabytes in this process would delay the player itself.
+    apart = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    with apart, connect(_websocket(url), compression=None) as player:
+        sessions = apart.submit(_begun_many, url, AGENTS).result()
+        _say(player, "reset", {"task_id": "adversarial_multitenant", "seed": 1})
+        asked = apart.submit(_asked_at_once, url, sessions)
+        while not asked.done():
+            sent = time.perf_counter()
+            data = _say(player, "step", {"batch_cap": 64})
+            times_s.append(time.perf_counter() - sent)
+            if data["done"]:
+                _say(player, "reset", {"task_id": "adversarial_multitenant", "seed": 1})
+        statuses = asked.result()
+    p50, p99 = np.percentile(times_s, (50, 99))
+    late = p99 > _AIM_WINDOW_S
+    seen = (
+        f"the other client got {counted(statuses)}; a window took {1e3 * p50:.0f} ms (p50) and "
+        f"{1e3 * p99:.0f} ms (p99, aim {1e3 * _AIM_WINDOW_S:g} ms{missed(late)})"
+    )
+    refused = statuses.total() - statuses[200] - of_5xx(statuses)
+    return Fuzz(len(times_s), of_5xx(statuses), int(late) + refused, seen)
+
+
+def _begun_many(url: str, count: int) -> list[str]:
+    """Sessions of another client."""
+    with _client(url, _OTHERS[1]) as client:
+        return [_begun(client) for _ in range(count)]
+
+
+def _asked_at_once(url: str, sessions: Sequence[str]) -> Counter[int]:
+    """Statuses of the requests of ``played_beside``."""
+
+    async def ask() -> list[httpx.Response]:
+        async with _async_client(url, _OTHERS[1]) as busy:
+            driven = [{"agent": "heuristic", "windows": 50, "session_id": each} for each in sessions]
+            own = [
+                {"deployment": {"num_gpus": 1 + number % 3}, "rate_scale": 1.0 + number / 500}
+                for number in range(OWN_CONFIGS)
+            ]
+            begun = [{"task_id": "static_workload", "config": config} for config in own]
+            return await asyncio.gather(
+                *(busy.post("/agent", json=body) for body in driven),
+                *(busy.post("/reset", json=body) for body in begun),
+                *(
+                    busy.get("/yardsticks", params={"session_id": sessions[number % len(sessions)]})
+                    for number in range(COMPARISONS)
+                ),
+            )
+
+    return Counter(answer.status_code for answer in asyncio.run(ask()))
 
 
 def connections_beside(url: str, connections: int, seconds: float) -> Fuzz:

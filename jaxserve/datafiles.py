@@ -1,5 +1,6 @@
 """Places of packaged data, and writing of files that are never left half written."""
 
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ UNREADABLE_ARCHIVE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZi
 """Errors of reading a damaged .npz archive; which one depends on the place of the damage."""
 
 
+@functools.cache
 def data_dir() -> Path:
     """Directory of the packaged data: ``jaxserve/data`` in a wheel, ``data`` in a source
     checkout."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from fastapi import Request
 
 from server.request_errors import ClientLeft, OutOfTime, Overloaded
+from server.turns import Turns
 
 _THREADS = 2
 _QUEUED = 64
@@ -59,20 +60,15 @@ class StopSignal:
 
 
 class BackgroundExecutor:
-    """A thread pool of its own, so that long computations occupy no thread of other requests.
-
-    Clients that wait take turns, so that many computations of one do not delay those of others.
-    """
+    """A thread pool of its own, so that long computations occupy no thread of other requests;
+    clients that wait take turns."""
 
     def __init__(self, threads: int = _THREADS, queued: int = _QUEUED) -> None:
         """Args: computations at once, and computations that wait for a thread, of which one client
         may have half."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="jaxserve-background")
         self._limit, self._share = threads + queued, threads + (queued + 1) // 2
-        self._waiting: OrderedDict[str, deque[tuple[Future[Any], Callable[[], None]]]] = (
-            OrderedDict()
-        )
-        """jobs by client; the client whose turn is next comes first."""
+        self._waiting: Turns[tuple[Future[Any], Callable[[], None]]] = Turns()
         self._pending: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -109,7 +105,7 @@ class BackgroundExecutor:
                 if count >= limit:
                     raise Overloaded(f"{count} long computations are under way; try again later")
             self._pending[client] += 1
-            self._waiting.setdefault(client, deque()).append((future, job))
+            self._waiting.add(client, (future, job))
         future.add_done_callback(done)
         self._pool.submit(self._run_next)
         return await asyncio.wrap_future(future)
@@ -117,10 +113,7 @@ class BackgroundExecutor:
     def _run_next(self) -> None:
         """Runs a job of the client whose turn it is."""
         with self._lock:
-            client, jobs = self._waiting.popitem(last=False)
-            _, job = jobs.popleft()
-            if jobs:
-                self._waiting[client] = jobs
+            _, job = self._waiting.pop()
             self._pending += Counter()  # forgets clients without a job
         job()
 
@@ -128,7 +121,7 @@ class BackgroundExecutor:
         """Cancels queued computations; running ones go on."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            waiting = [future for jobs in self._waiting.values() for future, _ in jobs]
+            waiting = [future for future, _ in self._waiting]
         for future in waiting:
             future.cancel()
 

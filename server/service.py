@@ -16,7 +16,6 @@ from jaxserve.seeds import MAX_SEED
 from jaxserve.types import TimeStep
 from server.background import BackgroundExecutor
 from server.players.agents import Agents
-from server.players.comparison_agents import PlayedEpisode
 from server.players.model_budget import ModelBudget
 from server.server_settings import Settings
 from server.sessions.compiling import Compiler
@@ -60,8 +59,8 @@ class SessionComparison:
     view: View
     mean_arrival_rate_rps: float
     """mean arrival rate of the task."""
-    agents: dict[str, PlayedEpisode]
-    """whole episodes by the agents' names."""
+    agents: dict[str, bytes]
+    """whole episodes by the agents' names, see ``ComparisonAgents.of``."""
 
 
 @dataclasses.dataclass(frozen=True)

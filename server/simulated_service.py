@@ -12,7 +12,7 @@ from jaxserve.episode_log import read_log
 from jaxserve.errors import InputError
 from jaxserve.grading import Actions, Grade, grade_actions, grade_log, replay_actions
 from jaxserve.types import TimeStep
-from server.background import BackgroundExecutor
+from server.background import BackgroundExecutor, SharedResults, StopSignal
 from server.players.agents import Agents, Driver
 from server.players.comparison_agents import ComparisonAgents, check_unchanged
 from server.players.model_budget import ModelBudget
@@ -38,6 +38,8 @@ from server.sessions.sessions import Sessions
 from server.sessions.store import LoggedDecision, Store, open_store
 from server.sessions.worker import Worker
 
+_DRIVERS_KEPT, _LOADING_S = 128, 120.0
+"""Agents of a task that are found without a thread, and seconds that loading one may take."""
 _RESETS_QUEUED = 10_000
 """Resets that wait at most: as many WebSockets as there may be begin together."""
 
@@ -70,7 +72,8 @@ class SimulatedService:
         self.background = BackgroundExecutor()
         # Work of a tenth of a second does not wait for work of seconds.
         self._short = BackgroundExecutor(threads=1)
-        self._resets = BackgroundExecutor(queued=_RESETS_QUEUED)
+        self._resets = BackgroundExecutor(threads=1, queued=_RESETS_QUEUED)
+        self._drivers: SharedResults[Driver] = SharedResults(_DRIVERS_KEPT)
         self.model_budget = ModelBudget(self, settings.model_tokens)
         self._comparison_agents = ComparisonAgents(self.agents, self.background)
 
@@ -185,7 +188,7 @@ class SimulatedService:
     async def drive(self, session: SessionName, agent: str, windows: int) -> list[View]:
         """See ``Service.drive``."""
         view = await self.view(session)
-        driver = await self.background.run(self.agents.load, agent, view.episode.task)
+        driver = await self._driver(agent, view.episode.task)
         views = []
         for _ in range(windows):
             view = await self._worker.run(functools.partial(_drive, view.session_id, driver, agent))
@@ -193,6 +196,15 @@ class SimulatedService:
             if view.window.done:
                 break
         return views
+
+    async def _driver(self, agent: str, task: str) -> Driver:
+        """The agent, loaded once for all who ask at the same time."""
+
+        async def load(watch: StopSignal) -> Driver:
+            del watch  # compiling cannot be stopped
+            return await self.background.run(self.agents.load, agent, task)
+
+        return await self._drivers.get((agent, task), load, _LOADING_S)
 
     async def history(self, session: SessionName, *, watching: bool = False) -> History:
         """See ``Service.history``; simulated sessions have no id for others."""

@@ -35,7 +35,7 @@ from server.wire.openenv_api import ConcurrencyConfig, create_app, take_routes
 from server.wire.response_models import TASK_API
 from server.wire.schemas import ActionModel, ObservationModel, ServeState
 
-_COMPRESSED_BYTES, _COMPRESSION = 8192, 5
+_COMPRESSED_BYTES, _COMPRESSION = 8192, 1
 """Size of a compressed answer at least, and the level of gzip."""
 _PLACE_IDLE_S = 900.0
 """Idle time after which OpenEnv frees a connection's place. Calls of ``/mcp`` take places, too, and

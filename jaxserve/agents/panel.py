@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -41,6 +42,7 @@ def build_agent(name: str, setup: TaskSetup, progress: Progress | None = None) -
     return known[name](setup, progress) if name in known else exploit_policies()[name]
 
 
+@functools.cache
 def agent_names() -> tuple[str, ...]:
     """Every agent, those that ``all`` stands for first."""
     return (*_AGENTS, *_PRIVILEGED, *exploit_policies())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -159,6 +160,7 @@ class TaskSpec:
     """digest of the file's content, but for the texts that are for people."""
 
 
+@functools.cache
 def task_names() -> tuple[str, ...]:
     """Built-in tasks, in order of difficulty."""
     paths = (data_dir() / "tasks").glob("*.json")

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxserve import checks
 from jaxserve.agents.panel import PRIVILEGED_AGENTS, agent_names, build_agent
-from jaxserve.agents.policy import act
+from jaxserve.agents.policy import Policy, act
 from jaxserve.agents.task_setup import load_setup
+from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.seeds import policy_key
-from jaxserve.spaces import KNOBS
+from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS
 from jaxserve.types import ServeObservation
 from server.sessions.episodes import parse_episode
+from server.sessions.packing import Packed, Packing
 from server.sessions.programs import Knobs, Window
 from server.sessions.session import Session, begin_session
 
@@ -35,6 +40,8 @@ class AgentMemory:
     """windows of the episode at the agent's last action; any other number resets the memory."""
     number: int
     """the log's number of that episode."""
+    key: jax.Array
+    """the episode's key."""
     content: Any
 
 
@@ -86,22 +93,54 @@ def _driver(agent: str, task: str) -> Driver:
 
     def drive(session: Session) -> Knobs:
         env, memory = session.simulator.env, session.agent
-        fresh = (
+        if (
             not isinstance(memory, AgentMemory)
             or memory.agent != agent
             or (memory.number, memory.steps) != (session.number, session.steps)
+        ):
+            key = session.episode.key()
+            memory = AgentMemory(agent, session.steps, session.number, key, policy.init(env))
+        knobs, content = _chosen(
+            policy, env, memory.content, _words(session.window), memory.key, session.steps
         )
-        content = policy.init(env) if fresh else memory.content
-        key = policy_key(session.episode.key(), session.steps)
-        action, content = act(policy, env, content, seen(session.window), key)
-        session.agent = AgentMemory(agent, session.steps + 1, session.number, content)
-        return tuple(float(np.asarray(getattr(action, knob))) for knob in KNOBS)
+        session.agent = dataclasses.replace(memory, steps=session.steps + 1, content=content)
+        return tuple(np.asarray(knobs).tolist())
 
     return drive
 
 
-def seen(window: Window) -> ServeObservation:
-    """A window's observation as jaxserve's agents take it."""
-    return ServeObservation(
-        **{name: jnp.asarray(value, jnp.float32) for name, value in window.observation.items()}
+@jax.jit
+def _chosen(
+    policy: Policy, env: ServeEnv, memory: Any, observation: Packed, key: jax.Array, window: int
+) -> tuple[jax.Array, Any]:
+    """The knobs that a policy sets, float32[KNOBS], and its next memory.
+
+    Few arrays go in and out: for each the thread waits for the interpreter beside other threads.
+
+    Args:
+      observation: from ``_words``.
+      key: of the episode.
+      window: windows played before this one.
+    """
+    seen = _observation_packing().unpack(observation)
+    action, memory = act(policy, env, memory, seen, policy_key(key, window))
+    return jnp.stack([getattr(action, knob).astype(jnp.float32) for knob in KNOBS]), memory
+
+
+def _words(window: Window) -> Packed:
+    """A window's observation, packed."""
+    numbers: list[float] = []
+    for name in OBSERVATION_BOUNDS:
+        value = window.observation[name]
+        numbers.extend(value if isinstance(value, list) else [value])
+    return np.array(numbers, np.float32).view(np.uint32)
+
+
+@functools.cache
+def _observation_packing() -> Packing[ServeObservation]:
+    shapes = {name: (3,) if name == "priority_distribution" else () for name in OBSERVATION_BOUNDS}
+    return Packing.of(
+        ServeObservation(
+            **{name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+        )
     )

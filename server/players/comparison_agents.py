@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.errors import InputError
 from server.background import BackgroundExecutor, SharedResults, StopSignal
+from server.json_responses import to_json
 from server.players.agents import Agents
 from server.players.playing import InProcess
 from server.sessions.episodes import Episode
-from server.sessions.programs import Knobs
+from server.wire.schemas import action_fields
 
 COMPARISON_AGENTS = ("best_static", "heuristic")
 """Agents that an operator should beat."""
 _KEPT = 128
-"""Cached episodes, of about 100 kB each."""
+"""Cached episodes, of about 130 kB each."""
 _PATIENCE_S = 120.0
 """Seconds of one episode at most, compilation included."""
-
-
-@dataclass(frozen=True)
-class PlayedEpisode:
-    """A whole episode, column by column; entry 0 is the reset."""
-
-    observation: dict[str, list[Any]]
-    """columns of ServeObservation's fields."""
-    figures: dict[str, list[float]]
-    """columns of ``programs.window_figures``."""
-    reward: list[float]
-    knobs: list[Knobs]
-    """one fewer than rewards: entry n holds in window n + 1."""
 
 
 class ComparisonAgents:
@@ -40,10 +27,11 @@ class ComparisonAgents:
     def __init__(self, agents: Agents, background: BackgroundExecutor) -> None:
         """Args: the server's agents and background threads."""
         self._agents, self._background = agents, background
-        self._shared: SharedResults[PlayedEpisode] = SharedResults(_KEPT)
+        self._shared: SharedResults[bytes] = SharedResults(_KEPT)
 
-    async def of(self, episode: Episode) -> dict[str, PlayedEpisode]:
-        """The episode's task, seed and split played by each comparison agent that can.
+    async def of(self, episode: Episode) -> dict[str, bytes]:
+        """The episode's task, seed and split played by each comparison agent that can: JSON of a
+        ``PlayedColumns`` by agent.
 
         Raises:
           InputError: the episode changed the task or its rewards.
@@ -53,7 +41,7 @@ class ComparisonAgents:
         played = {}
         for agent in COMPARISON_AGENTS:
 
-            async def compute(watch: StopSignal, agent: str = agent) -> PlayedEpisode:
+            async def compute(watch: StopSignal, agent: str = agent) -> bytes:
                 return await self._background.run(self._play, agent, episode, watch)
 
             key = (agent, episode.task, episode.seed, episode.split)
@@ -64,17 +52,25 @@ class ComparisonAgents:
                 continue
         return played
 
-    def _play(self, agent: str, episode: Episode, watch: StopSignal) -> PlayedEpisode:
+    def _play(self, agent: str, episode: Episode, watch: StopSignal) -> bytes:
         game = InProcess(episode.task, episode.seed, episode.split, self._agents)
         observations, figures = [game.observation], [game.figures]
-        rewards, knobs = [0.0], []
+        rewards, actions = [0.0], []
         for turn in game.drive(agent):
             watch.check()
             observations.append(turn.observation)
             figures.append(turn.figures)
             rewards.append(turn.reward)
-            knobs.append(turn.knobs)
-        return PlayedEpisode(_columns(observations), _columns(figures), rewards, knobs)
+            actions.append(action_fields(turn.knobs))
+        # Entry 0 is the reset, so that there is one action fewer: entry n holds in window n + 1.
+        return to_json(
+            {
+                "observation": _columns(observations),
+                "figures": _columns(figures),
+                "reward": rewards,
+                "action": actions,
+            }
+        )
 
 
 def check_unchanged(episode: Episode) -> None:

@@ -7,19 +7,18 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from orjson import Fragment
 
 from jaxserve.tasks.traffic import stream_classes
 from jaxserve.types import TimeStep
 from server.background import while_connected
 from server.json_responses import OrjsonResponse
-from server.players.comparison_agents import PlayedEpisode
 from server.routes.openapi import SESSION, responses
 from server.routes.router import NamedSession, json_router
 from server.service import Service
 from server.sessions.episodes import built_in_task
 from server.wire.catalogue import describe_task
 from server.wire.response_models import ClassesAnswer, YardsticksAnswer
-from server.wire.schemas import action_fields
 
 _HARDLY_ANY = 0.01
 """Requests of a window, which are fractions, below which a mean over them is noise."""
@@ -40,7 +39,7 @@ def comparison_routes(service: Service) -> APIRouter:
             {
                 "session_id": found.view.session_id,
                 "mean_arrival_rate_rps": found.mean_arrival_rate_rps,
-                "agents": {name: _columns(played) for name, played in found.agents.items()},
+                "agents": {name: Fragment(played) for name, played in found.agents.items()},
             }
         )
 
@@ -60,15 +59,6 @@ def comparison_routes(service: Service) -> APIRouter:
         )
 
     return router
-
-
-def _columns(played: PlayedEpisode) -> dict[str, Any]:
-    return {
-        "observation": played.observation,
-        "figures": played.figures,
-        "reward": played.reward,
-        "action": [action_fields(knobs) for knobs in played.knobs],
-    }
 
 
 def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:

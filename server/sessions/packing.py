@@ -48,7 +48,7 @@ class Packing(Generic[T]):
         leaves, structure = jax.tree.flatten(tree)
         places, size = [], 0
         for leaf in leaves:
-            shape = jax.eval_shape(_words, leaf).shape
+            shape = _words_shape(leaf)
             places.append(_Place(size, shape, leaf.dtype))
             size += math.prod(shape)
         return cls(size, tuple(places), structure)
@@ -83,6 +83,14 @@ def _taken(vector: Any, place: _Place) -> Any:
     if place.dtype == jnp.bool_:
         return part != 0
     return jax.lax.bitcast_convert_type(part, place.dtype)
+
+
+def _words_shape(leaf: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    """Shape of ``_words`` of a leaf; only random keys need a trace, which takes longer than the
+    rest of a packing."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.eval_shape(_words, leaf).shape
+    return leaf.shape
 
 
 def _words(leaf: jax.Array) -> jax.Array:

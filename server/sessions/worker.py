@@ -1,8 +1,9 @@
 """The one thread that steps sessions and writes the log.
 
-All queued tasks are computed together, committed in one transaction, and only then answered: an
-answer is a promise, and a commit is cheap under load. Sessions are rebuilt and programs compiled in
-other threads, where the tasks that need them wait.
+Queued tasks are computed together, committed in one transaction, and only then answered: an answer
+is a promise, and a commit is cheap under load. Clients take turns, and a group of tasks ends after
+a time, so that many tasks of one client do not delay those of others. Sessions are rebuilt and
+programs compiled in other threads, where the tasks that need them wait.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from server.background import CLIENT
 from server.request_errors import EpisodeConflict, StorageFailure
 from server.sessions.compiling import Compiler
 from server.sessions.rebuilding import Rebuilding, Rebuilt
 from server.sessions.session import Session
 from server.sessions.sessions import Absent, Elsewhere, Sessions, Uncompiled
 from server.sessions.store import MovedSession
+from server.turns import Turns
 
 _LOG = logging.getLogger("jaxserve.server")
 _GROUP = 64
 """Tasks that share a commit at most."""
+_GROUP_S = 0.005
+"""Time after which a group takes no further task; a commit takes a tenth of a millisecond."""
 _ATTEMPTS = 5
 """Attempts of a task whose session another process moves meanwhile."""
 _HOUSEKEEPING_S = 600.0
@@ -38,6 +43,7 @@ Task = Callable[[Sessions], T]
 
 @dataclass(frozen=True, slots=True)
 class _QueuedTask:
+    client: str
     task: Task[Any]
     future: asyncio.Future[Any] | Future[Any]
     loop: asyncio.AbstractEventLoop | None
@@ -61,6 +67,8 @@ class Worker:
         """Args: the sessions. Call ``start`` before the first ``run``."""
         self._sessions = sessions
         self._queue: queue.SimpleQueue[_QueuedTask | None] = queue.SimpleQueue()
+        self._turns: Turns[_QueuedTask] = Turns()
+        """tasks that the worker's thread has taken from the queue."""
         self._rebuilding = Rebuilding(self._ask)
         self._compiler: Compiler | None = None
         self._thread = threading.Thread(target=self._serve, name="jaxserve-worker", daemon=True)
@@ -92,46 +100,54 @@ class Worker:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.put(_QueuedTask(task, future, loop))
+        self._queue.put(_QueuedTask(CLIENT.get(), task, future, loop))
         return await future
 
     def _ask(self, task: Task[T]) -> Future[T]:
         """As ``run``, for other threads."""
         future: Future[T] = Future()
-        self._queue.put(_QueuedTask(task, future, None))
+        self._queue.put(_QueuedTask("", task, future, None))
         return future
 
     def _serve(self) -> None:
         tidied = time.monotonic()
-        while True:
-            jobs = self._next_group()
-            stopping = None in jobs
-            # Cancelled tasks are dropped.
-            self._run_group([job for job in jobs if job and not job.future.cancelled()])
+        stopping = False
+        while self._turns or not stopping:
+            stopping |= self._take_queued()
+            self._run_group()
             if time.monotonic() - tidied > _HOUSEKEEPING_S:
                 self._expire()
                 tidied = time.monotonic()
-            if stopping:
-                self._sessions.store.close()
-                return
+        self._sessions.store.close()
 
-    def _next_group(self) -> list[_QueuedTask | None]:
-        """All queued tasks, up to a limit; empty if none came for a while."""
-        jobs: list[_QueuedTask | None] = []
+    def _take_queued(self) -> bool:
+        """Takes all queued tasks; without any to compute, waits for one for a while.
+
+        Returns:
+          Whether the last task has come.
+        """
         with contextlib.suppress(queue.Empty):
-            jobs.append(self._queue.get(timeout=_HOUSEKEEPING_S))
-            while len(jobs) < _GROUP and jobs[-1] is not None:
-                jobs.append(self._queue.get_nowait())
-        return jobs
+            job = self._queue.get(block=not self._turns, timeout=_HOUSEKEEPING_S)
+            while job is not None:
+                self._turns.add(job.client, job)
+                job = self._queue.get_nowait()
+            return True
+        return False
 
-    def _run_group(self, jobs: list[_QueuedTask]) -> None:
-        """Computes all tasks and commits once; after a failure, each task by itself."""
+    def _run_group(self) -> None:
+        """Computes a group of tasks and commits once; after a failure, each task by itself."""
+        jobs: list[_QueuedTask] = []
         outcomes: list[Any] = []
         written = [0]
+        until = time.monotonic() + _GROUP_S
         try:
-            for job in jobs:
-                outcomes.append(self._attempt(job))
-                written.append(self._sessions.uncommitted)
+            while self._turns and len(jobs) < _GROUP and not (jobs and time.monotonic() > until):
+                job = self._turns.pop()
+                # Cancelled tasks are dropped.
+                if not job.future.cancelled():
+                    jobs.append(job)
+                    outcomes.append(self._attempt(job))
+                    written.append(self._sessions.uncommitted)
             self._commit()
         except _NotWritten as failed:
             # Tasks that only read are answered; the others are not tried again.

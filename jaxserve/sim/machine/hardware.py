@@ -6,6 +6,7 @@ it differs from one of them. ``jaxserve.sim.machine.models`` has the models by n
 """
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -277,6 +278,7 @@ class EngineSettings:
     """seconds to come back after running out of memory."""
 
 
+@functools.cache
 def gpu_names() -> tuple[str, ...]:
     """Names that ``load_gpu`` accepts."""
     return tuple(sorted(path.stem for path in (data_dir() / "hardware").glob("*.json")))

@@ -1,6 +1,7 @@
 """Models by name: those of ``data/models``, whose files say where sizes come from, and the user's
 own."""
 
+import functools
 import warnings
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from jaxserve.sim.machine.hardware import LlmModel
 from jaxserve.sim.machine.model_config import own_architecture
 
 
+@functools.cache
 def model_names() -> tuple[str, ...]:
     """Names that ``load_model`` accepts."""
     return tuple(sorted(path.stem for path in (data_dir() / "models").glob("*.json")))

@@ -25,6 +25,7 @@ in ``batch_size`` on prefill_ms.
 """
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,6 +175,10 @@ class TableMetadata:
         )
 
 
+_PACKAGED_KEPT = 16
+"""Packaged tables that are kept once read, of a megabyte each at most."""
+
+
 @dataclass(frozen=True)
 class TableFile:
     """The contents of a table file, in the order of the grid."""
@@ -191,7 +196,11 @@ class TableFile:
 
 def table_names() -> tuple[str, ...]:
     """Names of the tables that come with the package, as model__hardware."""
-    return tuple(sorted(path.stem for path in (data_dir() / "tables").glob("*.parquet")))
+    return tuple(sorted(path.stem for path in _packaged_folder().glob("*.parquet")))
+
+
+def _packaged_folder() -> Path:
+    return data_dir() / "tables"
 
 
 def table_path(name_or_path: str | Path) -> Path:
@@ -202,7 +211,7 @@ def table_path(name_or_path: str | Path) -> Path:
     """
     path = Path(name_or_path)
     if path.suffix != ".parquet" and len(path.parts) == 1:
-        packaged = data_dir() / "tables" / f"{name_or_path}.parquet"
+        packaged = _packaged_folder() / f"{name_or_path}.parquet"
         if not packaged.is_file():
             allowed = f"one of {', '.join(table_names())} or the path of a .parquet file"
             checks.refuse("table", str(name_or_path), allowed)
@@ -220,6 +229,23 @@ def read_table_file(name_or_path: str | Path) -> TableFile:
         message names row (from 1) and column.
     """
     path = table_path(name_or_path)
+    if path.parent != _packaged_folder():
+        return _read(path)
+    # A server makes environments while others play; only `table build` writes packaged tables.
+    return _packaged_table(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(_PACKAGED_KEPT)
+def _packaged_table(path: Path, written: int) -> TableFile:
+    """Args: the path, and when the file was written."""
+    del written
+    file = _read(path)
+    for values in file.columns.values():
+        values.flags.writeable = False
+    return file
+
+
+def _read(path: Path) -> TableFile:
     if path.stat().st_size > MAX_FILE_BYTES:
         raise InputError(f"table file {path} is larger than {MAX_FILE_BYTES // 2**20} MiB")
     try:

@@ -85,10 +85,12 @@ def latency_table(
     """
     own_budget = file.metadata.token_budget
     depths = np.arange(MAX_DEPTH + 1)
-    known = _model_seconds(file, depths, own_budget)[list(SPEC_LENGTHS), ..., : file.buckets]
+    own_s = _model_seconds(file, depths, own_budget)
+    known = own_s[list(SPEC_LENGTHS), ..., : file.buckets]
     missing = (0, len(PROMPT_LENGTHS) - file.buckets)
     ratio = np.pad(_grid_seconds(file) / known, [(0, 0)] * 3 + [missing], mode="edge")
-    model_s = _model_seconds(file, depths, token_budget or own_budget)
+    budget = token_budget or own_budget
+    model_s = own_s if budget == own_budget else _model_seconds(file, depths, budget)
     correction = np.empty_like(model_s)
     for index in np.ndindex(model_s.shape[1:]):
         correction[:, *index] = np.interp(depths, SPEC_LENGTHS, ratio[:, *index])

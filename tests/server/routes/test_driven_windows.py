@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import httpx
 import pytest
 
+from server.local import LocalServer
 from tests.conftest import StartServer
 from tests.patience import PATIENCE_S
 from tests.server.players.stub_model import Model
@@ -44,3 +46,18 @@ def test_who_played_is_said_beside_the_grade(start_server: StartServer) -> None:
             graded = post(http, "/grader", session_id=session_id)
             assert graded["windows_driven"] == 0
             assert graded["episode_number"] != begun["info"]["episode_number"]
+
+
+def test_an_agent_is_loaded_once_for_all(http: httpx.Client, server: LocalServer) -> None:
+    """More requests of one client than may compute at once are answered, also before the agent is
+    loaded, which no other test does."""
+    sessions = [post(http, "/reset", task_id="static_workload", seed=3)["session_id"]] * 40
+
+    def drive(session_id: str) -> int:
+        body = {"session_id": session_id, "agent": "kv_flapping", "windows": 1}
+        return httpx.post(f"{server.url}/agent", json=body, timeout=PATIENCE_S).status_code
+
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        statuses = list(pool.map(drive, sessions))
+    assert 503 not in statuses
+    assert 200 in statuses

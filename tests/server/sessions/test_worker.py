@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from server.background import CLIENT
 from server.request_errors import StorageFailure
 from server.sessions import programs, rebuilding
+from server.sessions import worker as worker_module
 from server.sessions.episodes import parse_episode
 from server.sessions.programs import Simulator
 from server.sessions.session import View, new_session
@@ -149,6 +151,32 @@ def test_a_program_that_cannot_be_compiled_is_said(
     play(tmp_path / "log", players, Broken())
 
 
+def test_clients_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client with many tasks lets another's come after its first; each keeps its own order."""
+    monkeypatch.setattr(worker_module, "_GROUP_S", 0.0)
+    order: list[str] = []
+
+    async def players(worker: Worker) -> None:
+        hold = threading.Event()
+        asked = [asyncio.ensure_future(worker.run(lambda sessions: hold.wait(300.0)))]
+        await asyncio.sleep(0)
+
+        async def ask(client: str, count: int) -> None:
+            CLIENT.set(client)
+            for number in range(count):
+                name = f"{client} {number}"
+                asked.append(asyncio.ensure_future(worker.run(lambda s, n=name: order.append(n))))
+            await asyncio.sleep(0)
+
+        await asyncio.ensure_future(ask("many", 4))
+        await asyncio.ensure_future(ask("few", 2))
+        hold.set()
+        await asyncio.gather(*asked)
+
+    play(tmp_path / "log", players)
+    assert order == ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3"]
+
+
 def test_who_only_reads_is_answered_when_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +193,7 @@ def test_who_only_reads_is_answered_when_nothing_can_be_written(
 
         with monkeypatch.context() as patched:
             patched.setattr(worker._sessions.store, "commit", full)
+            patched.setattr(worker_module, "_GROUP_S", 300.0)
             # Jobs that come while one is computed share a group.
             hold = threading.Event()
             first = asyncio.ensure_future(worker.run(lambda sessions: hold.wait(300.0)))

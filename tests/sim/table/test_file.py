@@ -137,6 +137,20 @@ def test_packaged_tables_load(name: str) -> None:
     assert np.isfinite(latency_table(file).seconds).all()
 
 
+def test_a_packaged_table_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And again once it is written anew; nobody can change what all share."""
+    folder = tmp_path / "tables"
+    write_table_file(folder / "mine.parquet", FILE)
+    monkeypatch.setattr("jaxserve.sim.table.file.data_dir", lambda: tmp_path)
+    first = read_table_file("mine")
+    assert read_table_file("mine") is first
+    with pytest.raises(ValueError, match="read-only"):
+        first.columns["itl_ms"][:] = 1.0
+    slower = {name: 2.0 * values for name, values in FILE.columns.items()}
+    write_table_file(folder / "mine.parquet", TableFile(FILE.metadata, slower))
+    np.testing.assert_array_equal(read_table_file("mine").columns["itl_ms"], slower["itl_ms"])
+
+
 MALFORMED: dict[str, tuple[Callable[[], pa.Table], str]] = {
     "missing column": (lambda: RAW.drop_columns(["itl_ms"]), r"column 'itl_ms' is missing"),
     "unknown column": (
