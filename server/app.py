@@ -144,6 +144,9 @@ def _serve(settings: Settings, sockets: list[socket.socket], *, access_log: bool
         ws_ping_timeout=None,
         access_log=access_log,
         backlog=BACKLOG,
+        # Clients such as httpx let go of a connection after 5 s of silence, uvicorn's own number: a
+        # request would meet a connection that is just being closed.
+        timeout_keep_alive=round(_HEAD_S),
         timeout_graceful_shutdown=_REQUESTS_END_S,
         workers=settings.workers,
         # JAX takes longer to import than uvicorn waits for a worker by itself.
