@@ -77,6 +77,9 @@ def _build() -> FastAPI:
         print(f"server: {warning}", file=sys.stderr, flush=True)
     from server.sessions.compiling import Compilation
 
+    # XLA's pool for running programs. The calling thread computes a window; threads that are woken
+    # for it find little to do, and take a core from those who play. Compiling has other threads.
+    os.environ.setdefault("NPROC", "1")
     # Programs compile while the web framework is imported: both take seconds.
     compilation = Compilation(settings.compile_ahead)
     sys.setswitchinterval(_SWITCH_S)
