@@ -227,7 +227,9 @@ def _asked_at_once(url: str, sessions: Sequence[str]) -> Counter[int]:
 
     async def ask() -> list[httpx.Response]:
         async with _async_client(url, _OTHERS[1]) as busy:
-            driven = [{"agent": "heuristic", "windows": 50, "session_id": each} for each in sessions]
+            driven = [
+                {"agent": "heuristic", "windows": 50, "session_id": each} for each in sessions
+            ]
             own = [
                 {"deployment": {"num_gpus": 1 + number % 3}, "rate_scale": 1.0 + number / 500}
                 for number in range(OWN_CONFIGS)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, staged
-from jaxserve.sim.fast.admission import distinct_kv
 from jaxserve.sim.fast.ages import ages_of, take_newest
+from jaxserve.sim.fast.prompt_work import distinct_kv
 from jaxserve.sim.fast.tick_state import (
     TINY,
     Admission,

@@ -1,4 +1,5 @@
-"""Prefill work of prompts: tokens that a prefix cache does not spare, and their seconds."""
+"""Prefill work of prompts: tokens that a prefix cache does not spare and their seconds, and the KV
+that prompts hold."""
 
 from __future__ import annotations
 
@@ -173,3 +174,14 @@ def _slope(table: WindowTable) -> jax.Array:
         prefill_added_s_per_token(table, jnp.float32(1.0), jnp.float32(n)) for n in (_LONG, _LONGER)
     )
     return (longer - long) / (_LONGER - _LONG)
+
+
+def distinct_kv(work: PromptWork, kv: jax.Array, requests: jax.Array) -> jax.Array:
+    """float32[F, ...]: KV tokens of ``requests`` float32[F, ...] that have ``kv`` together, where
+    tokens that several of them share count once."""
+    return kv if work.shared_kv is None else jnp.maximum(kv - work.shared_kv * requests, 0.0)
+
+
+def prompt_kv(work: PromptWork, classes: TrafficClasses) -> jax.Array:
+    """float32[F, ...]: KV tokens of the blocks that a prompt takes."""
+    return distinct_kv(work, classes.prompt_tokens, jnp.float32(1.0)) + work.slack_tokens

@@ -18,14 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, largest, stage, staged
-from jaxserve.sim.fast.admission import (
-    find_room,
-    joining_share,
-    prefill_line,
-    readmit,
-    reject,
-    stolen_share,
-)
+from jaxserve.sim.fast.admission import joining_share, readmit, reject
 from jaxserve.sim.fast.ages import (
     advance,
     age_sum,
@@ -38,6 +31,7 @@ from jaxserve.sim.fast.eviction import evict, evictions
 from jaxserve.sim.fast.latency import TTFT_EDGES_S, FirstTokenDelay, ttft_exceeded
 from jaxserve.sim.fast.lines import age_by_one_tick, fifo_cut
 from jaxserve.sim.fast.prompt_work import seconds_spread
+from jaxserve.sim.fast.room import find_room, prefill_line, stolen_share
 from jaxserve.sim.fast.tick_state import (
     TINY,
     Admission,

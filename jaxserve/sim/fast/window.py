@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, batch_last, staged
-from jaxserve.sim.fast.admission import distinct_kv
 from jaxserve.sim.fast.fleet import end_window, set_wanted
 from jaxserve.sim.fast.latency import TTFT_EDGES_S, itl_quantile, tpot_met_share
 from jaxserve.sim.fast.lines import count_older_than
 from jaxserve.sim.fast.plan import plan_window, serving_replicas
+from jaxserve.sim.fast.prompt_work import distinct_kv
 from jaxserve.sim.fast.state import SimState, Slo
 from jaxserve.sim.fast.tick import FirstTokens, run_ticks
 from jaxserve.sim.fast.tick_state import TINY, Ages, Conditions, Queues, Tally, WindowPlan

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,48 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jaxserve
 from jaxserve.sim.fast import admission
 from jaxserve.sim.fast.lines import AGE_KNOTS, age_by_one_tick, fifo_cut
-from jaxserve.sim.fast.plan import plan_window
-from jaxserve.sim.fast.state import init_sim
 from jaxserve.sim.fast.tick_state import Admission, Queues, Room, Timing, WindowPlan
 from jaxserve.sim.fast.waiting_times import Wait
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
-from jaxserve.sim.traffic.workload import Arrivals, TrafficClasses
-from jaxserve.types import ServeAction
+from tests.sim.fast.plans import CLASSES, COUNT, ENV, plan
 
-ENV = jaxserve.make("adversarial_multitenant")
-CLASSES: TrafficClasses = ENV.workload.classes
-COUNT = len(CLASSES.prompt_tokens)
 LIVE = jnp.bool_(True)
 
 readmit = jax.jit(admission.readmit)
 joining_share = jax.jit(admission.joining_share)
 reject = jax.jit(admission.reject)
-stolen_share = jax.jit(admission.stolen_share)
 fifo_cut = jax.jit(fifo_cut)
 age_by_one_tick = jax.jit(age_by_one_tick)
-
-
-@jax.jit
-def planned(action: ServeAction) -> WindowPlan:
-    arrivals = Arrivals(
-        counts=jnp.zeros((ENV.ticks, COUNT)),
-        rate_rps=jnp.float32(0.0),
-        regime=jnp.int32(0),
-        acceptance_scale=jnp.float32(1.0),
-    )
-    state = init_sim(COUNT, jnp.float32(1.0))
-    return plan_window(state, action, arrivals, ENV.deployment, CLASSES, ENV.table, ENV.window_s)
-
-
-def plan(split: bool = False, **knobs: float) -> WindowPlan:
-    """A window's plan, with or without GPUs that only prefill."""
-    found = planned(jaxserve.make_action(**knobs))
-    return dataclasses.replace(
-        found, split=jnp.bool_(split), prefill_kv_tokens=found.kv_tokens * split
-    )
 
 
 def vector(rng: np.random.Generator, high: float) -> jax.Array:
@@ -235,38 +206,3 @@ def test_the_head_of_the_line_is_not_overtaken_where_room_is_short(scarce: str) 
     entry = readmit(LIVE, plan(), CLASSES, queues(nobody, nobody), *free)
     served = fifo_cut(LIVE, waiting, jnp.zeros_like(CLASSES.priority), entry.usage)
     np.testing.assert_allclose((entry.tick_share * served)[:2], [2.0, 0.0], atol=1e-3)
-
-
-shares = st.floats(0.0, 1.0, width=32)
-
-
-@given(shares, shares, st.floats(0.0, 500.0, width=32), shares, st.integers(1, 512))
-def test_prefills_hold_up_others_alone(
-    prefill: float, line: float, running: float, full: float, batch_cap: int
-) -> None:
-    """At most the share of the time that they take, all of it from a large batch, and nothing from
-    one that has a GPU for itself or other GPUs for its prompts."""
-    held_up = [
-        float(stolen_share(plan(split, batch_cap=batch_cap), prefill, line, running, full))
-        for split in (False, True)
-    ]
-    assert 0.0 <= held_up[0] <= prefill and held_up[1] == 0.0
-    alone = stolen_share(plan(batch_cap=1), prefill, 0.0, 0.5, full)
-    assert float(alone) == pytest.approx(0.0, abs=1e-6)
-    many = stolen_share(plan(batch_cap=512), prefill, line, 500.0, full)
-    assert float(many) == pytest.approx(prefill, rel=0.01)
-    if full == 0.0:
-        lined_up = stolen_share(plan(batch_cap=512), prefill, 1.0, running, full)
-        assert float(lined_up) == pytest.approx(prefill, abs=1e-6)
-
-
-@given(shares, st.floats(0.0, 100.0, width=32))
-def test_a_line_for_prefill(used: float, left: float) -> None:
-    """There is none while prefill pauses, or while the tick cut one prefill in two."""
-    timing: Any = SimpleNamespace(prefill_room_s=jnp.float32(0.2))
-    line = float(admission.prefill_line(plan(), timing, jnp.float32(0.2 * used), jnp.float32(left)))
-    assert 0.0 <= line <= 1.0
-    if used < 0.75 or left <= 1.0:
-        assert line == pytest.approx(0.0, abs=1e-5)
-    all_used = admission.prefill_line(plan(), timing, timing.prefill_room_s, jnp.float32(8.0))
-    assert float(all_used) == 1.0
