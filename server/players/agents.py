@@ -138,9 +138,8 @@ def _words(window: Window) -> Packed:
 
 @functools.cache
 def _observation_packing() -> Packing[ServeObservation]:
-    shapes = {name: (3,) if name == "priority_distribution" else () for name in OBSERVATION_BOUNDS}
-    return Packing.of(
-        ServeObservation(
-            **{name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-        )
-    )
+    fields: dict[str, Any] = {
+        name: jax.ShapeDtypeStruct((3,) if name == "priority_distribution" else (), jnp.float32)
+        for name in OBSERVATION_BOUNDS
+    }
+    return Packing.of(ServeObservation(**fields))
