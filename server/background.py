@@ -8,20 +8,17 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 
 from server.request_errors import ClientLeft, OutOfTime, Overloaded
-from server.turns import Turns
+from server.turns import CLIENT, Turns
 
 _THREADS = 2
 _QUEUED = 64
 """Computations that wait for a thread at most; further ones are refused."""
-CLIENT: ContextVar[str] = ContextVar("client", default="")
-"""The client of the request under way; the middleware sets it."""
 
 T = TypeVar("T")
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Generic, TypeVar
+
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""The client of the request under way; the middleware sets it."""
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from throttled import RateLimiterType, Throttled, rate_limiter, store
 
 from jaxserve.runtime.hosts import client_network
-from server.background import CLIENT
 from server.json_responses import problem
 from server.middleware.proxies import route_path
 from server.server_settings import Rate
+from server.turns import CLIENT
 
 OPEN = frozenset({"/health"})
 """Paths without token, with a rate of their own."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from jaxserve.errors import InputError
 from server.background import BackgroundExecutor, SharedResults, StopSignal
-from server.json_responses import to_json
 from server.players.agents import Agents
 from server.players.playing import InProcess
 from server.sessions.episodes import Episode
@@ -63,7 +64,7 @@ class ComparisonAgents:
             rewards.append(turn.reward)
             actions.append(action_fields(turn.knobs))
         # Entry 0 is the reset, so that there is one action fewer: entry n holds in window n + 1.
-        return to_json(
+        return orjson.dumps(
             {
                 "observation": _columns(observations),
                 "figures": _columns(figures),

@@ -19,14 +19,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from server.background import CLIENT
 from server.request_errors import EpisodeConflict, StorageFailure
 from server.sessions.compiling import Compiler
 from server.sessions.rebuilding import Rebuilding, Rebuilt
 from server.sessions.session import Session
 from server.sessions.sessions import Absent, Elsewhere, Sessions, Uncompiled
 from server.sessions.store import MovedSession
-from server.turns import Turns
+from server.turns import CLIENT, Turns
 
 _LOG = logging.getLogger("jaxserve.server")
 _GROUP = 64

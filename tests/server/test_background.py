@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.background import CLIENT, Abandoned, BackgroundExecutor, SharedResults, StopSignal
+from server.background import Abandoned, BackgroundExecutor, SharedResults, StopSignal
 from server.request_errors import OutOfTime, Overloaded
+from server.turns import CLIENT
 
 
 def test_more_than_may_wait_are_told_to_come_back() -> None:

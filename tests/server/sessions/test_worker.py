@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from server.background import CLIENT
 from server.request_errors import StorageFailure
 from server.sessions import programs, rebuilding
 from server.sessions import worker as worker_module
@@ -21,6 +20,7 @@ from server.sessions.session import View, new_session
 from server.sessions.sessions import Sessions
 from server.sessions.store import open_store
 from server.sessions.worker import Worker
+from server.turns import CLIENT
 from tests.server.compiler import CompiledAtOnce
 
 KNOBS = (64.0, 0.9, 2.0, 0.0, 0.0, 1.0, 0.0)
