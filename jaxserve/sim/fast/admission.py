@@ -1,4 +1,4 @@
-"""Who is admitted to the batch in a tick, and who is turned away.
+"""Admission of requests to the batch in a tick, and their rejection by a full queue.
 
 Arrays have class axes first and the batch axis last; the functions are stages of
 ``jaxserve.sim.fast.tick``.
