@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,18 +29,21 @@ from jaxserve.studies.fidelity.measurements import shared_data
 WORKLOAD = "chat_large"
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Probabilities of the lengths' quantiles; the first and last repeat their neighbours'."""
-SHARES = (0.02, 0.1)
+SHARES = (0.02, 0.1, 1.0)
 _NETWORK_S = 0.1
 """Longest time between the client and the trace, s; Gamma gaps of a large coefficient of variation
 are mostly below a microsecond, which no clock of a trace tells apart."""
+_ROWS = 5_000_000
+"""Rows that are written at once."""
 _OPTIONS = [
     "--model", "llama-3.1-8b", "--hardware", "a100-sxm-80gb,h100-sxm-80gb,h200-sxm-141gb,l40s-48gb",
     "--ttft", "2", "--tpot", "0.1", "--max-gpus", "64",
 ]  # fmt: skip
 
 
-def drawn(clients: Clients, share: float) -> list[NDArray[np.float64]]:
-    """Times in s and lengths in tokens of all requests, in order; always the same.
+def drawn(clients: Clients, share: float) -> list[NDArray[Any]]:
+    """Times in s, float64[n], and lengths in tokens, int32[n] each, of all requests in order;
+    always the same.
 
     The times of a client are a renewal process with Gamma gaps of the client's mean squared
     coefficient of variation, run through its cumulative rate. A share of them is kept at random:
@@ -51,7 +55,7 @@ def drawn(clients: Clients, share: float) -> list[NDArray[np.float64]]:
     lengths = [
         np.where(np.isfinite(q), q, np.nanmean(q, axis=0)) for q in (clients.prompt, clients.output)
     ]
-    columns: list[list[NDArray[np.float64]]] = [[], [], []]
+    columns: list[list[NDArray[Any]]] = [[], [], []]
     for client, rate in enumerate(clients.rate_rps):
         expected = np.concatenate(([0.0], np.cumsum(rate * SLOT_S)))
         shape = rate.sum() / max(float(rate @ clients.squared_cv[client]), 1e-9)
@@ -63,10 +67,16 @@ def drawn(clients: Clients, share: float) -> list[NDArray[np.float64]]:
         columns[0].append(times + rng.uniform(0.0, _NETWORK_S, len(times)))
         for column, table in zip(columns[1:], lengths, strict=True):
             quantiles = table[client][[0, *range(table.shape[1]), -1]]
-            column.append(np.interp(rng.random(len(times)), QUANTILES, quantiles))
-    joined = [np.concatenate(column) for column in columns]
-    order = np.argsort(joined[0], kind="stable")
-    return [column[order] for column in joined]
+            tokens = np.interp(rng.random(len(times)), QUANTILES, quantiles)
+            column.append(np.maximum(tokens, 1.0).round().astype(np.int32))
+    found: list[NDArray[Any]] = []
+    order = None
+    for column in columns:
+        joined = np.concatenate(column)
+        column.clear()  # two weeks of all requests fill a third of the memory
+        order = np.argsort(joined, kind="stable") if order is None else order
+        found.append(joined[order])
+    return found
 
 
 def write_weeks(path: Path, clients: Clients, share: float) -> int:
@@ -76,12 +86,14 @@ def write_weeks(path: Path, clients: Clients, share: float) -> int:
       number of requests.
     """
     times, prompts, outputs = drawn(clients, share)
-    stamps = pa.array(EPOCH + (1e6 * times).astype("timedelta64[us]"))
-    tokens = [
-        pa.array(np.maximum(column, 1.0).round().astype(int)) for column in (prompts, outputs)
-    ]
-    table = pa.table([stamps, *tokens], names=["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
-    pyarrow.csv.write_csv(table, path)
+    names = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+    schema = pa.schema(zip(names, (pa.timestamp("us"), pa.int32(), pa.int32()), strict=True))
+    with pyarrow.csv.CSVWriter(path, schema) as file:
+        for begin in range(0, len(times), _ROWS):
+            rows = slice(begin, begin + _ROWS)
+            stamps = pa.array(EPOCH + (1e6 * times[rows]).astype("timedelta64[us]"))
+            tokens = [pa.array(column[rows]) for column in (prompts, outputs)]
+            file.write_table(pa.table([stamps, *tokens], schema))
     return len(times)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
 from jaxserve.gateway.measure.records import RequestRecord
-from jaxserve.sim.traffic.trace_files.formats import MAX_TOKENS, MAX_TRACE_ROWS
+from jaxserve.sim.traffic.trace_files.formats import MAX_JSON_LINES, MAX_TOKENS
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 """Columns of the BurstGPT format, with times in seconds from any origin."""
@@ -82,8 +82,8 @@ def record(path: Path) -> Recording:
     if not rows:
         reasons = _listed(dropped) or "it is empty"
         raise InputError(f"{path} holds no completed request with its tokens counted ({reasons})")
-    if len(rows) > MAX_TRACE_ROWS:
-        raise InputError(f"{path} has {len(rows)} requests; at most {MAX_TRACE_ROWS} make a trace")
+    if len(rows) > MAX_JSON_LINES:
+        raise InputError(f"{path} has {len(rows)} requests; at most {MAX_JSON_LINES} make a trace")
     rows.sort()
     start = rows[0][0]
     text = io.StringIO()

@@ -106,7 +106,7 @@ def unknown(plan: Plan) -> list[str]:
         said.append(
             "Shared prefixes of prompts, which the traffic does not tell; they save prefill."
         )
-    if len(np.unique(plan.inputs.trace.output_tokens)) == 1:
+    if np.ptp(plan.inputs.trace.output_tokens) == 0:
         said.append("The spread of lengths: all requests have the same.")
     if plan.inputs.unpriced:
         said.append(f"GPUs without a price: {', '.join(plan.inputs.unpriced)}.")
@@ -115,9 +115,8 @@ def unknown(plan: Plan) -> list[str]:
 
 def measurement(plan: Plan, option: EngineOption) -> list[str]:
     """Commands of a load test that would narrow the doubt of an engine."""
-    trace = plan.inputs.trace
-    prompts = sorted({int(np.quantile(trace.prompt_tokens, at)) for at in (0.25, 0.75, 0.95)})
-    output = max(int(np.mean(trace.output_tokens)), 2)
+    prompts = sorted(set(plan.inputs.usual_prompts))
+    output = int(plan.inputs.mean_lengths[1])
     model = served_model(plan.inputs.model)
     return [
         f"vllm bench serve --model {model} --dataset-name random --random-input-len {prompt} "

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxserve.plan.doubt import most_expected
 from jaxserve.plan.inputs import PlanInputs, PlanObjective
-from jaxserve.plan.options import LARGEST_CAP, EngineOption, mean_lengths
+from jaxserve.plan.options import LARGEST_CAP, EngineOption
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.traffic.traces import Trace
@@ -99,7 +99,7 @@ def split_limits(option: EngineOption, inputs: PlanInputs) -> Limits | None:
     Prompts pass one after the other, and a decoding engine runs as many sequences as it has memory
     for and their time per token allows.
     """
-    prompt, output = mean_lengths(inputs)
+    prompt, output = inputs.mean_lengths
     pool = option.kv_tokens(DEFAULT_CAP, SPLIT_BUDGET)
     if not option.holds(inputs.model_length, pool):
         return None
@@ -125,8 +125,9 @@ def rates(trace: Trace, window_s: float = WINDOW_S) -> NDArray[np.float64]:
     duration_s = max(trace.duration_s, 1e-9)
     windows = max(int(duration_s / window_s + 0.5), 1)
     edges = np.append(np.arange(windows) * window_s, duration_s)
-    counts, _ = np.histogram(trace.arrival_s, edges)
-    return counts / np.diff(edges)
+    until = np.searchsorted(trace.arrival_s, edges)
+    until[-1] = len(trace)  # the last request ends the last window
+    return np.diff(until) / np.diff(edges)
 
 
 def least_replicas(
@@ -151,10 +152,10 @@ class WindowWork:
     def of(cls, trace: Trace) -> WindowWork:
         """The work of a trace."""
         windows = max(int(trace.duration_s / WINDOW_S), 1)
-        place = np.minimum((trace.arrival_s / WINDOW_S).astype(np.int64), windows - 1)
+        ones = np.broadcast_to(1, len(trace))
         each = [
-            np.bincount(place, values, windows) / values.mean()
-            for values in (np.ones(len(trace)), trace.prompt_tokens, trace.output_tokens)
+            trace.sums(values, WINDOW_S, windows) / values.mean()
+            for values in (ones, trace.prompt_tokens, trace.output_tokens)
         ]
         length_s = np.full(windows, WINDOW_S)
         length_s[-1] = max(trace.duration_s - (windows - 1) * WINDOW_S, WINDOW_S)
@@ -209,7 +210,7 @@ def _steady(
 ) -> tuple[ClosedLoop, NDArray[np.int64]]:
     """Steady state of an engine with the largest batch cap at ``in_flight`` requests, and the depth
     of its drafts there, in the shape of ``in_flight``."""
-    prompt, output = mean_lengths(inputs)
+    prompt, output = inputs.mean_lengths
     pool = max(option.kv_tokens(BATCH_CAPS[-1], budget), 1)
     depth, per_step = _drafted(option, np.minimum(in_flight, pool / option.context_tokens))
     loop = closed_loop(

@@ -19,6 +19,7 @@ from jaxserve.sim.machine.acceptance import timed_profiles
 from jaxserve.sim.machine.formats import KV_FORMATS, STORED_BYTES
 from jaxserve.sim.machine.hardware import gpu_names, load_gpu
 from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.traffic.lengths import length_quantiles
 from jaxserve.sim.traffic.request_logs import load_request_log
 from jaxserve.sim.traffic.trace_files.part import WHOLE, TracePart
 from jaxserve.sim.traffic.trace_files.text import Advance
@@ -32,6 +33,8 @@ MOST_PRICE = 10_000.0
 _STEADY_REQUESTS = 4000
 _STEADY_S = (300.0, 3600.0)
 _LENGTH_STEP = 1024
+_USUAL = (0.25, 0.75, 0.95)
+"""Quantiles of the prompts that are worth a load test."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,18 @@ class PlanInputs:
     def longest_request(self) -> int:
         """Tokens of the longest request, prompt and output together."""
         return int((self.trace.prompt_tokens.astype(np.int64) + self.trace.output_tokens).max())
+
+    @cached_property
+    def mean_lengths(self) -> tuple[float, float]:
+        """Mean prompt and output tokens of the traffic, at least 1 and 2."""
+        trace = self.trace
+        return float(trace.prompt_tokens.mean()), float(max(np.mean(trace.output_tokens), 2.0))
+
+    @cached_property
+    def usual_prompts(self) -> tuple[int, ...]:
+        """Tokens of a short, a long and a very long prompt of the traffic: its quantiles."""
+        found = length_quantiles(self.trace.prompt_tokens, _USUAL)
+        return tuple(found.astype(int).tolist())
 
     @property
     def model_length(self) -> int:
@@ -217,5 +232,5 @@ def inputs_digest(inputs: PlanInputs) -> str:
     if blocks is not None:
         columns += [np.array([blocks.tokens]), blocks.names, blocks.starts]
     for values in columns:
-        digest.update(np.ascontiguousarray(values).tobytes())
+        digest.update(np.ascontiguousarray(values).data)
     return digest.hexdigest()

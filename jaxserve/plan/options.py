@@ -6,8 +6,6 @@ import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
 from jaxserve.errors import InputError
 from jaxserve.plan.doubt import Doubt, published_doubt
 from jaxserve.plan.inputs import PlanInputs
@@ -205,7 +203,7 @@ def _option(inputs: PlanInputs, layout: _Layout, draft: str | None) -> EngineOpt
     except InputError as error:
         return without(str(error))
     gpu, model = machine
-    prompt, output = mean_lengths(inputs)
+    prompt, output = inputs.mean_lengths
     option = EngineOption(
         gpu=gpu.name,
         tensor_parallel=layout.size,
@@ -254,9 +252,3 @@ def _machine(model: str, layout: _Layout) -> tuple[tuple[Gpu, LlmModel], int]:
     # The time of the host between iterations is the engine's, on whatever GPU it runs.
     gpu = dataclasses.replace(gpu, host_s=load_engine(_ENGINE).host_s)
     return (gpu, found), _TIERS.index(layout.weight_format)
-
-
-def mean_lengths(inputs: PlanInputs) -> tuple[float, float]:
-    """Mean prompt and output tokens of the traffic, at least 1 and 2."""
-    trace = inputs.trace
-    return float(trace.prompt_tokens.mean()), float(max(np.mean(trace.output_tokens), 2.0))

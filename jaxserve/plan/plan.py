@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -219,10 +220,8 @@ class _Runs:
         self._ends = [Play(best, slowdown=each) for each in (doubt.slower, doubt.faster)]
 
     def play_busiest(self, others: list[Play]) -> None:
-        """Plays the busiest parts of the next replicas and of more traffic until it is not borne,
-        and ``others``."""
-        own = [*self._fewer[:1], *self._more[:1]]
-        self._all([*(replace(each, slices=True) for each in own), *others], "busiest parts")
+        """Plays the busiest parts of ``others``, and of more traffic until it is not borne."""
+        self._all(others, "busiest parts")
         lanes = self._player.lanes
         for begin in range(0, len(self._scaled), lanes):
             tried = self._scaled[begin : begin + lanes]
@@ -233,9 +232,7 @@ class _Runs:
 
     def play_whole(self) -> None:
         """Plays the whole traffic where the busiest parts leave the answer open."""
-        fewer = [each for each in self._fewer[:1] if self._busiest_pass(each)]
-        more = next((each for each in self._more if self._busiest_pass(each)), None)
-        plays = [*self._ends, *fewer, *([] if more is None else [more])]
+        plays = [*self._ends, *self._sufficing_fewer()[-1:], *self._sufficing_more()[:1]]
         # The largest traffic that passes there may miss on all of it, so two are played.
         self._all([*plays, *self._borne[-2:]], "doubt and growth")
 
@@ -246,20 +243,16 @@ class _Runs:
 
     def fewest(self) -> int:
         """Fewest replicas that meet the objectives at the fast end of the doubt."""
-        for play in self._fewer:
-            if not self._passes(play):
-                return play.deployment.replicas + 1
-        return self._fewer[-1].deployment.replicas if self._fewer else self._best.replicas
+        passing = filter(self._passes, reversed(self._sufficing_fewer()))
+        return next((play.deployment.replicas for play in passing), self._best.replicas)
 
     def enough(self) -> int | None:
         """Replicas that meet the objectives at the slow end; None where more GPUs than allowed
         would be needed."""
         if self.result(self._ends[0]).attainment >= self._target:
             return self._best.replicas
-        for play in self._more:
-            if self._passes(play):
-                return play.deployment.replicas
-        return None
+        passing = filter(self._passes, self._sufficing_more())
+        return next((play.deployment.replicas for play in passing), None)
 
     def bears(self) -> tuple[float, bool]:
         """The largest factor on the traffic, and whether it is the largest that was tried."""
@@ -267,6 +260,29 @@ class _Runs:
             if self._passes(play):
                 return play.traffic_scale, play.traffic_scale == SCALES[-1]
         return 1.0, False
+
+    def _sufficing_fewer(self) -> list[Play]:
+        """Runs with fewer replicas that pass on the busiest parts, the most replicas first."""
+        return self._fewer[: self._first(self._fewer, passing=False)]
+
+    def _sufficing_more(self) -> list[Play]:
+        """Runs with more replicas that pass there, the fewest first."""
+        return self._more[self._first(self._more, passing=True) :]
+
+    def _first(self, plays: Sequence[Play], passing: bool) -> int:
+        """Place of the first run that passes on the busiest parts, or misses there, where all
+        before it do the other: by bisection, as many at once as there are lanes."""
+        low, high = 0, len(plays)
+        while low < high:
+            count = min(self._player.lanes, high - low)
+            places = sorted({low + (high - low) * (k + 1) // (count + 1) for k in range(count)})
+            self._all([replace(plays[place], slices=True) for place in places], "replicas")
+            for place in places:
+                if self._busiest_pass(plays[place]) == passing:
+                    high = place
+                    break
+                low = place + 1
+        return low
 
     def _passes(self, play: Play) -> bool:
         return self._busiest_pass(play) and self.result(play).attainment >= self._target
@@ -301,7 +317,8 @@ def _near_misses(found: FoundPlans, target: float) -> list[Tried]:
     for each in found.tried:
         by = each.deployment
         kind = (by.option.name, by.prefill > 0)
-        if each.meets(target) or kind == (best.option.name, best.prefill > 0):
+        dearer = by.usd_per_hour > best.usd_per_hour + 1e-6
+        if dearer or each.meets(target) or kind == (best.option.name, best.prefill > 0):
             continue
         if kind not in nearest or each.result.attainment > nearest[kind].result.attainment:
             nearest[kind] = each

@@ -16,7 +16,8 @@ from scipy.stats import t as student_t
 
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import EngineOption
-from jaxserve.plan.traffic_parts import PlayedTraffic, traffic_to_play
+from jaxserve.plan.played_traffic import PlayedTraffic
+from jaxserve.plan.traffic_parts import traffic_to_play
 from jaxserve.runtime.process_pool import in_processes
 from jaxserve.sim.machine.acceptance import Drafts
 from jaxserve.sim.machine.cost_json import cost_to_dict
@@ -132,8 +133,8 @@ class Played:
     """preemptions per request."""
     in_flight: float
     """mean sequences that run on one engine, over the time in which it has any."""
-    peak: int
-    """most sequences that ran at once, on all engines."""
+    peak: float
+    """most sequences that ran at once, as a mean over the engines."""
     unserved: int
     """requests that no engine has room for."""
     crowded: float
@@ -203,7 +204,7 @@ def judge(
         waited=share(waited, late),
         preempted=float(np.average(log["preemptions"], weights=weight)),
         in_flight=_mean_in_flight(logs) / replicas,
-        peak=max(_most_at_once(each) for each in logs),
+        peak=max(_most_at_once(each) for each in logs) / replicas,
         unserved=int((~served & counts).sum()),
         crowded=share(busy, missed),
     )
@@ -247,21 +248,23 @@ def _sampling_error(missed_of: Sequence[NDArray[np.bool_]], traffic: PlayedTraff
     times that of y - x sum(y) / sum(x). Student's t has sum(v)^2 / sum(v^2 / (n - 1)) degrees of
     freedom (Cochran, 5.16)."""
     assert traffic.strata is not None
+    sums = [
+        (part.sums(missed), part.sums(part.counted))
+        for missed, part in zip(missed_of, traffic.parts, strict=True)
+    ]
+    missed, counted = (np.concatenate(each).astype(np.float64) for each in zip(*sums, strict=True))
+    stratum = np.concatenate([part.strata for part in traffic.parts])
     variance = of_variance = 0.0
     for number, windows in enumerate(each.windows for each in traffic.strata):
-        drawn = [
-            (float(missed[part.counted].sum()), float(part.counted.sum()))
-            for missed, part in zip(missed_of, traffic.parts, strict=True)
-            if part.stratum == number
-        ]
-        if len(drawn) < 2 or len(drawn) == windows:
+        misses, requests = missed[stratum == number], counted[stratum == number]
+        drawn = len(misses)
+        if drawn < 2 or drawn == windows:
             continue
-        misses, requests = np.array(drawn).T
         off = misses - requests * misses.sum() / max(requests.sum(), 1.0)
-        spread = float((off**2).sum()) / (len(drawn) - 1)
-        own = windows**2 * (1.0 - len(drawn) / windows) / len(drawn) * spread
+        spread = float((off**2).sum()) / (drawn - 1)
+        own = windows**2 * (1.0 - drawn / windows) / drawn * spread
         variance += own
-        of_variance += own**2 / (len(drawn) - 1)
+        of_variance += own**2 / (drawn - 1)
     if not variance:
         return 0.0
     t = student_t.ppf(0.95 if traffic.bound else 0.975, variance**2 / of_variance)
@@ -308,11 +311,7 @@ class Player:
         """Results in the order of ``plays``; ``done`` is called after each."""
         keys = [self._key(play) for play in plays]
         new = {key: play for key, play in zip(keys, plays, strict=True) if key not in self._results}
-        inputs = self._inputs
-        jobs = [
-            (self._traffic[play.slices], play, inputs.objective, inputs.frontend_s)
-            for play in new.values()
-        ]
+        jobs = [self._job(play) for play in new.values()]
         lanes = self.lanes if len(jobs) > 1 else 1
         if done is not None:
             for _ in range(len(plays) - len(new)):
@@ -322,6 +321,13 @@ class Player:
             if done is not None:
                 done()
         return [self._results[key] for key in keys]
+
+    def _job(self, play: Play) -> tuple[PlayedTraffic, Play, int, PlanObjective, float]:
+        """Arguments of ``_play``."""
+        by, traffic = play.deployment, self._traffic[play.slices]
+        played = traffic.played_replicas(by.replicas, by.prefill)
+        inputs, share = self._inputs, traffic.shared(played, by.replicas)
+        return share, play, played, inputs.objective, inputs.frontend_s
 
     @property
     def sample(self) -> str | None:
@@ -371,19 +377,20 @@ def _read_kept(path: Path | None) -> dict[str, Played]:
 
 
 def _play(
-    traffic: PlayedTraffic, play: Play, objective: PlanObjective, frontend_s: float
+    traffic: PlayedTraffic, play: Play, played: int, objective: PlanObjective, frontend_s: float
 ) -> Played:
-    """One run, which ends after the first round of its traffic whose answer is sure."""
-    by, scale = play.deployment, play.traffic_scale
+    """One run, which ends after the first round of its traffic whose answer is sure; ``played`` of
+    the replicas serve the traffic."""
+    by, scale = play.deployment.of(played), play.traffic_scale
     timer = TabulatedTimer(by.option.cost, by.option.tier, play.slowdown)
     logs: list[np.ndarray] = []
-    for played in traffic.rounds():
-        for part in played.parts[len(logs) :]:
+    for so_far in traffic.rounds():
+        for part in so_far.parts[len(logs) :]:
             trace = part.trace
             if scale != 1.0:
                 trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / scale)
             logs.append(simulate(trace, timer, served_by(by, trace, frontend_s), part.before))
-        result = judge(logs, played, objective, by.replicas)
+        result = judge(logs, so_far, objective, played)
         if result.sure(objective.attainment):
             break
     return result

@@ -1,15 +1,16 @@
 """The search for the cheapest deployment that meets the objectives.
 
-The closed form ranks engines and bounds their replicas from below. Deployments are then played in
-the order of their price: on the busiest parts of the traffic first, whose misses alone rule most of
-them out, and the first that passes there on the whole traffic. All cheaper ones have missed by
-then, so the first that passes is the cheapest.
+The closed form ranks engines and bounds their replicas from below. More replicas miss less, so the
+fewest that suffice are found by bisection on the busiest parts of the traffic, whose misses alone
+rule most deployments out, and are then played on the whole traffic. Of each further engine the most
+replicas are played that are cheaper than the cheapest deployment so far: where these miss, all
+fewer do.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,10 +33,8 @@ from jaxserve.plan.play import PlannedDeployment, Play, Played, Player
 Progress = Callable[[str, int, int], None]
 _OPTIMISM = 1.25
 """Factor on the closed form's rate, so that its errors rule out no deployment."""
-_HOPELESS = 6.0
+_HOPELESS = 3.0
 """Times the allowed misses beyond which no other limits of the engine are tried at a price."""
-_MOST_PLAYS = 400
-"""Deployments that are played at most, for each combination of drafts and splits searched."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +143,30 @@ def search(
     return _Search(inputs, able, player, progress).run()
 
 
+@dataclass
+class _Bracket:
+    """Replicas of an engine among which the fewest that suffice are searched."""
+
+    family: Family
+    """the engine."""
+    bound: int
+    """fewest that the closed form does not rule out."""
+    fewest: int
+    """fewest that may suffice."""
+    passing: int | None = None
+    """fewest that are known to suffice on the busiest parts of the traffic."""
+
+    def probes(self, most: int, count: int) -> list[int]:
+        """The replicas to play next, evenly between those that may suffice and those that do, or
+        up to ``most``, which are affordable; ``count`` of them at most."""
+        if self.passing is None or self.passing > most:
+            last, parts = most, count
+        else:
+            last, parts = self.passing, count + 1
+        span = last - self.fewest
+        return sorted({self.fewest + span * (k + 1) // parts for k in range(count)})
+
+
 class _Search:
     """A search under way."""
 
@@ -157,53 +180,79 @@ class _Search:
         self.inputs, self.families, self.player = inputs, families, player
         self.progress = progress
         self.tried: dict[PlannedDeployment, Tried] = {}
-        self._number = itertools.count()
-        self._heap: list[tuple[float, int, float, int, Family, int]] = []
         self._misses = 1.0 - inputs.objective.attainment
-        self._most = _MOST_PLAYS * (1 + (inputs.draft is not None)) * (1 + inputs.split)
+        self._best: tuple[Tried, Family] | None = None
 
     def run(self) -> FoundPlans:
-        """Plays in the order of price."""
+        """Searches among all engines, those first that the busiest minute makes the cheapest."""
         work = WindowWork.of(self.inputs.trace)
-        for family in self.families:
-            fewest, most = family.replicas(self.inputs.max_gpus)
-            rate = _OPTIMISM * family.requests_per_s
-            needed = fewest_replicas(work, self.inputs.objective, rate, LARGEST_CAP, most)
-            self._push(family, max(fewest, needed))
-        while self._heap:
+        brackets = [self._bracket(family, work) for family in self.families]
+        peak = float(rates(self.inputs.trace).max())
+
+        def expected_usd(bracket: _Bracket) -> float:
+            family = bracket.family
+            needed = math.ceil(peak / family.requests_per_s)
+            return max(needed, bracket.fewest) * family.option.usd_per_hour
+
+        brackets.sort(key=expected_usd)
+        while left := [each for each in brackets if each.fewest <= self._affordable(each.family)]:
             if self.progress is not None:
-                total = len(self.tried) + len(self._heap)
-                self.progress("search", min(len(self.tried), total), total)
-            best = self._next()
-            if best is not None:
-                return FoundPlans(best, tuple(self.tried.values()), tuple(self.families))
-            if len(self.tried) > self._most:
-                break
-        raise _nothing(self.inputs, self.families, self.tried, self.player)
+                self.progress("search", len(brackets) - len(left), len(brackets))
+            lanes = self.player.lanes
+            chosen = left[: 1 if self._best is None else lanes]
+            probes = [
+                each.probes(self._affordable(each.family), max(lanes // len(chosen), 1))
+                for each in chosen
+            ]
+            firsts = [
+                each.family.deployments(count)[0]
+                for each, counts in zip(chosen, probes, strict=True)
+                for count in counts
+            ]
+            self._play(firsts, slices=True)
+            for bracket, counts in zip(chosen, probes, strict=True):
+                self._narrow(bracket, counts)
+        if self._best is None:
+            raise _nothing(self.inputs, self.families, self.tried, self.player)
+        self._play_cheaper(brackets)
+        return FoundPlans(self._best[0], tuple(self.tried.values()), tuple(self.families))
 
-    def _push(self, family: Family, replicas: int) -> None:
-        if replicas <= family.replicas(self.inputs.max_gpus)[1]:
-            price = round(replicas * family.option.usd_per_hour, 6)
-            entry = (price, family.preference, -family.requests_per_s * replicas)
-            heapq.heappush(self._heap, (*entry, next(self._number), family, replicas))
+    def _bracket(self, family: Family, work: WindowWork) -> _Bracket:
+        """All replicas that the closed form does not rule out."""
+        fewest, most = family.replicas(self.inputs.max_gpus)
+        rate = _OPTIMISM * family.requests_per_s
+        bound = fewest_replicas(work, self.inputs.objective, rate, LARGEST_CAP, most)
+        bound = max(fewest, bound)
+        return _Bracket(family, bound, bound)
 
-    def _next(self) -> Tried | None:
-        """Plays the next of the heap, as many as there are lanes; the cheapest that passes."""
-        chosen = [heapq.heappop(self._heap) for _ in range(min(self.player.lanes, len(self._heap)))]
-        first = [family.deployments(count)[0] for *_, family, count in chosen]
-        self._play(first, slices=True)
-        for place, (*_, family, replicas) in enumerate(chosen):
-            best = self._settled(family, replicas)
-            if best is not None:
-                for *entry, other, count in chosen[place + 1 :]:
-                    heapq.heappush(self._heap, (*entry, other, count))  # type: ignore[arg-type]
-                return best
-            self._push(family, replicas + 1)
-        return None
+    def _affordable(self, family: Family) -> int:
+        """Most replicas that are allowed, and better than the best deployment so far."""
+        most = family.replicas(self.inputs.max_gpus)[1]
+        if self._best is None:
+            return most
+        best, of = self._best
+        limit = _rank(of, best.deployment.replicas)
+        return next((count for count in range(most, 0, -1) if _rank(family, count) < limit), 0)
 
-    def _settled(self, family: Family, replicas: int) -> Tried | None:
-        """A deployment of these replicas that meets the objectives on the whole traffic; None where
-        none of the limits does."""
+    def _narrow(self, bracket: _Bracket, counts: Sequence[int]) -> None:
+        """Narrows a bracket by replicas whose first limits were played, the fewest first; plays
+        their other limits, and the whole traffic where they are the fewest that may suffice."""
+        for replicas in counts:
+            passing = self._passing(bracket.family, replicas)
+            if passing and replicas > bracket.fewest:
+                bracket.passing = replicas
+                return
+            if passing:
+                best = self._first_on_all(passing)
+                if best is not None:
+                    self._best = best, bracket.family
+                # The next more replicas pass on the busiest parts as well.
+                bracket.fewest, bracket.passing = replicas + 1, replicas + 1
+                return
+            bracket.fewest = replicas + 1
+
+    def _passing(self, family: Family, replicas: int) -> list[PlannedDeployment]:
+        """Deployments of these replicas that meet the objectives on the busiest parts."""
         target = self.inputs.objective.attainment
         first = family.deployments(replicas)[0]
         variants = [first]
@@ -211,25 +260,46 @@ class _Search:
         if not found.meets(target):
             hopeless = found.result.expected_misses > _HOPELESS * max(self._misses, 1e-3)
             if hopeless and not family.split:  # one replica too few of a role misses nearly all
-                return None
+                return []
             variants += _other_limits(first, found.result)
             self._play(variants[1:], slices=True)
         passing = [each for each in variants if self.tried[each].meets(target)]
-        passing.sort(key=lambda each: -self.tried[each].result.attainment)
+        return sorted(passing, key=lambda each: -self.tried[each].result.attainment)
+
+    def _first_on_all(self, passing: Iterable[PlannedDeployment]) -> Tried | None:
+        """The first of them that meets the objectives on the whole traffic."""
         for deployment in passing:
             if self.player.lanes > 1:
                 # The plan needs the slow end as well, and a process is free for it.
                 slowdown = deployment.option.doubt.slower
                 self.player.play([Play(deployment), Play(deployment, slowdown=slowdown)])
             self._play([deployment], slices=False)
-            if self.tried[deployment].meets(target):
+            if self.tried[deployment].meets(self.inputs.objective.attainment):
                 return self.tried[deployment]
         return None
+
+    def _play_cheaper(self, brackets: Sequence[_Bracket]) -> None:
+        """Plays of each engine the most replicas that are affordable, where the closed form does
+        not rule them out: an engine that missed with more replicas was not played with these."""
+        counts = [(each, self._affordable(each.family)) for each in brackets]
+        cheaper = [
+            each.family.deployments(count)[0] for each, count in counts if count >= each.bound
+        ]
+        self._play([each for each in cheaper if each not in self.tried], slices=True)
 
     def _play(self, deployments: Sequence[PlannedDeployment], slices: bool) -> None:
         found = self.player.play([Play(each, slices) for each in deployments])
         for deployment, result in zip(deployments, found, strict=True):
+            if slices and deployment in self.tried and self.tried[deployment].whole:
+                continue
             self.tried[deployment] = Tried(deployment, result, not slices)
+
+
+def _rank(family: Family, replicas: int) -> tuple[float, int, float]:
+    """The cheapest deployment is the best, then the preferred one, then the one of most
+    requests."""
+    price = round(replicas * family.option.usd_per_hour, 6)
+    return price, family.preference, -family.requests_per_s * replicas
 
 
 def _other_limits(deployment: PlannedDeployment, result: Played) -> list[PlannedDeployment]:

@@ -16,6 +16,7 @@ from jaxserve.plan.plan import Plan
 from jaxserve.sim.machine.hardware import GIB
 from jaxserve.sim.table.build import build, fill_grid
 from jaxserve.sim.table.file import TableFile, write_table_file
+from jaxserve.sim.traffic.lengths import length_quantiles
 
 TASK, TABLE = "task.json", "table.parquet"
 _QUANTILES = np.linspace(0.0, 1.0, 33)
@@ -86,7 +87,7 @@ def _lengths(tokens: NDArray[np.int32]) -> dict[str, Any]:
     low, high = int(tokens.min()), int(tokens.max())
     if low == high:
         return {"kind": "uniform", "low": low, "high": high}
-    return {"kind": "quantiles", "values": np.quantile(tokens, _QUANTILES).round().tolist()}
+    return {"kind": "quantiles", "values": length_quantiles(tokens, _QUANTILES).round().tolist()}
 
 
 def _table(plan: Plan) -> TableFile:

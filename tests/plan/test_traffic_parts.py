@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxserve.plan import traffic_parts
+from jaxserve.plan import played_traffic, traffic_parts
 from jaxserve.plan.inputs import PlanObjective
 from jaxserve.plan.play import judge
 from jaxserve.plan.traffic_parts import MOST_PLAYED, PlayedTraffic, busiest, traffic_to_play
@@ -140,5 +140,8 @@ def test_the_page_names_the_sizes() -> None:
     assert f"more than {MOST_PLAYED:,} requests" in text
     assert f"up to {traffic_parts._REMEMBERED:,} requests before it" in text
     assert f"or {traffic_parts._WINDOW_REQUESTS} requests" in text
-    assert (traffic_parts._LEAD, traffic_parts._MOST_LEAD) == (0.5, 6.0)
-    assert "half a window at least, six windows at most" in text
+    assert f"of {traffic_parts._WINDOW_S / 60:.0f} minutes or" in text.replace("five", "5")
+    assert f"{played_traffic._PLAYED_REQUESTS:,} requests of a mean window" in text
+    leads = (traffic_parts._LEAD, traffic_parts._SCREENED_LEAD, traffic_parts._MOST_LEAD)
+    assert leads == (0.5, 3.0, 6.0)
+    assert "half a window at least, six windows at most, or three where" in text

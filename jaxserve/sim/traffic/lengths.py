@@ -168,3 +168,22 @@ def _scores() -> NDArray[np.float64]:
 def _check_range(low: float, high: float) -> None:
     checks.number("low", low, 1)
     checks.number("high", high, low)
+
+
+def length_quantiles(tokens: NDArray[np.int32], probabilities: ArrayLike) -> NDArray[np.float64]:
+    """The quantiles of recorded lengths, as ``np.quantile`` gives them; lengths are counted and not
+    sorted, in a fraction of the time for millions of them.
+
+    Args:
+      tokens: int[n], lengths, at least one.
+      probabilities: p of them, each from 0 to 1.
+
+    Returns:
+      float64[p].
+    """
+    until = np.cumsum(np.bincount(tokens))
+    place = (len(tokens) - 1) * np.asarray(probabilities)
+    below, above = (
+        np.searchsorted(until, each, side="right") for each in (np.floor(place), np.ceil(place))
+    )
+    return below + (above - below) * (place - np.floor(place)).astype(np.float64)

@@ -94,6 +94,22 @@ class Trace:
         """int64[n], tokens of each request, prompt and output together."""
         return self.prompt_tokens.astype(np.int64) + self.output_tokens
 
+    def sums(self, values: NDArray[Any], window_s: float, windows: int) -> NDArray[np.float64]:
+        """float64[windows], sums over the requests that arrive in each window; the last window
+        lasts until the end.
+
+        Args:
+          values: [n], of each request.
+          window_s: length of a window, s.
+          windows: number of windows.
+        """
+        edges = np.searchsorted(self.arrival_s, np.arange(windows) * window_s)
+        some = np.diff(edges, append=len(self)) > 0
+        found = np.zeros(windows)
+        # A window without requests begins where the next one does.
+        found[some] = np.add.reduceat(values, edges[some], dtype=np.float64)
+        return found
+
     @property
     def beyond_table(self) -> tuple[int, int]:
         """Requests longer than the longest context of a latency table, and their tokens beyond."""

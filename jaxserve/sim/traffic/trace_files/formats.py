@@ -28,8 +28,10 @@ from jaxserve.file_formats import refusal
 
 MAX_TOKENS = 10_000_000
 """Most tokens that a prompt or an output may have."""
-MAX_TRACE_ROWS = 50_000_000
+MAX_TRACE_ROWS = 300_000_000
 """Most requests of a trace; a file may have more, of which a part is taken."""
+MAX_JSON_LINES = 50_000_000
+"""Most lines of a file of JSON lines, which take a multiple of the memory."""
 TIME_UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 """Units of a file's times, and how many of them are a second."""
 KIND = "kind"

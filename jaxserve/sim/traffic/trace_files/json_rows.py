@@ -12,7 +12,7 @@ import numpy as np
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.traffic.request_kinds import KIND_RULE
-from jaxserve.sim.traffic.trace_files.formats import KIND, MAX_TOKENS, MAX_TRACE_ROWS, Layout
+from jaxserve.sim.traffic.trace_files.formats import KIND, MAX_JSON_LINES, MAX_TOKENS, Layout
 from jaxserve.sim.traffic.trace_files.rows import KindTexts, Rows
 from jaxserve.sim.traffic.trace_files.text import TextBlock
 
@@ -32,8 +32,8 @@ def json_rows(name: str, blocks: Iterable[TextBlock], layout: Layout) -> tuple[R
     kind = array("i")
     for block in blocks:
         for line, text in enumerate(block.data.split(b"\n"), start=block.first_line):
-            if len(times) == MAX_TRACE_ROWS:
-                raise InputError(f"{name} has more than {MAX_TRACE_ROWS:,} lines; cut it first")
+            if len(times) == MAX_JSON_LINES:
+                raise InputError(f"{name} has more than {MAX_JSON_LINES:,} lines; cut it first")
             row = _row(f"{name}, line {line}", text)
             times.append(row.number(layout.time, 0, _LATEST))
             prompts.append(_tokens(row, layout.prompt))
