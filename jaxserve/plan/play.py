@@ -243,10 +243,10 @@ def _most_at_once(log: np.ndarray) -> int:
 
 
 def _sampling_error(missed_of: Sequence[NDArray[np.bool_]], traffic: PlayedTraffic) -> float:
-    """Half width of a 95 % interval of the share of misses: of a stratum with N windows, n of them
-    drawn, and misses y and requests x in each, the total has the variance v = N^2 (1 - n / N) / n
-    times that of y - x sum(y) / sum(x). Student's t has sum(v)^2 / sum(v^2 / (n - 1)) degrees of
-    freedom (Cochran, 5.16)."""
+    """Half width of a 95 % interval of the share of misses: of a stratum with X requests in N
+    windows, n of them drawn, and misses y and requests x played in each, the total has the variance
+    v = (X / mean(x))^2 (1 - n / N) / n times that of y - x sum(y) / sum(x) (Cochran, 6.11).
+    Student's t has sum(v)^2 / sum(v^2 / (n - 1)) degrees of freedom (5.16)."""
     assert traffic.strata is not None
     sums = [
         (part.sums(missed), part.sums(part.counted))
@@ -255,14 +255,15 @@ def _sampling_error(missed_of: Sequence[NDArray[np.bool_]], traffic: PlayedTraff
     missed, counted = (np.concatenate(each).astype(np.float64) for each in zip(*sums, strict=True))
     stratum = np.concatenate([part.strata for part in traffic.parts])
     variance = of_variance = 0.0
-    for number, windows in enumerate(each.windows for each in traffic.strata):
+    for number, of in enumerate(traffic.strata):
         misses, requests = missed[stratum == number], counted[stratum == number]
         drawn = len(misses)
-        if drawn < 2 or drawn == windows:
+        if drawn < 2 or drawn == of.windows:
             continue
-        off = misses - requests * misses.sum() / max(requests.sum(), 1.0)
+        played = max(requests.sum(), 1.0)
+        off = misses - requests * misses.sum() / played
         spread = float((off**2).sum()) / (drawn - 1)
-        own = windows**2 * (1.0 - drawn / windows) / drawn * spread
+        own = (of.requests * drawn / played) ** 2 * (1.0 - drawn / of.windows) / drawn * spread
         variance += own
         of_variance += own**2 / (drawn - 1)
     if not variance:

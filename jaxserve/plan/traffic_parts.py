@@ -1,11 +1,11 @@
 """The parts of the traffic that are played: the busiest ones, all of it, or a sample of windows.
 
 Traffic of up to ``MOST_PLAYED`` requests is played whole. Of more, windows are drawn as a
-stratified sample: windows are sorted by their load, the strata from the busiest one on double in
-size, and as many windows are drawn from each. Misses gather in the busiest windows, which are drawn
-most densely. Every counted request stands for as many as its stratum has for each that was played.
-The share of misses is a separate ratio estimate, whose variance is that of Cochran, Sampling
-Techniques (1977), sections 6.10 and 6.11.
+stratified sample: windows are sorted by the requests that a server which just suffices would serve
+late, the strata from the first one on double in size, and as many windows are drawn from each.
+Misses gather in the first strata, which are drawn most densely. Every counted request stands for as
+many as its stratum has for each that was played. The share of misses is a separate ratio estimate,
+whose variance is that of Cochran, Sampling Techniques (1977), sections 6.10 and 6.11.
 
 A sample is played in rounds, each of which doubles the windows. Windows of a round that follow each
 other, with what is played before them, are one part.
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from jaxserve.plan.played_traffic import PlayedTraffic, Stratum, TrafficPart
 from jaxserve.sim.traffic.traces import Trace
@@ -33,9 +32,9 @@ _BUSY = 1.1
 """Times the mean rate from which on a minute is busy."""
 _WINDOW_REQUESTS, _WINDOW_S = 600, 300.0
 """Requests of a sampled window, and its shortest length, s."""
-_BURST_S, _MINUTE_S = 10, 60
-"""Lengths of bursts, in which requests miss and which the mean of a window hides, and of times over
-which engines are full, s."""
+_LATE_S, _MINUTE_S = 1.0, 60
+"""Backlog that makes requests late, as the time in which it is done, and times over which engines
+are full, s."""
 _LEAD, _SCREENED_LEAD, _MOST_LEAD = 0.5, 3.0, 6.0
 """Least and greatest time before a sampled window that is played with it so that engines are as
 full as they were, as shares of the window; of a window that screens the greatest is shorter, since
@@ -239,10 +238,11 @@ class _Load:
 
     work: NDArray[np.float64]
     """float64[4, n], work that arrives."""
+    capacity: NDArray[np.float64]
+    """float64[4], work that a fluid server does in a second. It is exceeded for three times as many
+    minutes as requests may miss, so a deployment that suffices has hardly less."""
     backlog: NDArray[np.float64]
-    """float64[4, n], work that a fluid server has not done. Its rate is exceeded for three times as
-    many minutes as requests may miss, so a deployment that suffices has hardly less of a
-    backlog."""
+    """float64[4, n], work that the server has not done."""
     empty: NDArray[np.int64]
     """int64[n], the earliest of the last seconds in which each kind of work had no backlog."""
 
@@ -261,20 +261,17 @@ class _Load:
         backlog = ahead - np.minimum.accumulate(np.minimum(ahead, 0.0), axis=1)
         empty = np.where(backlog == 0.0, np.arange(seconds), 0)
         empty = np.maximum.accumulate(empty, axis=1)
-        return cls(work, backlog, empty.min(axis=0))
+        return cls(work, capacity, backlog, empty.min(axis=0))
 
     def order(self, windows: int, window_s: float) -> NDArray[np.intp]:
-        """int[windows], windows, the busiest first: of the ranks by the busiest seconds, by all
-        seconds and by the greatest backlog of each kind the best one counts."""
-        seconds = self.work.shape[1]
-        of = np.minimum((np.arange(seconds) / window_s).astype(np.int64), windows - 1)
-        loads = [np.bincount(of, each, windows).astype(np.float64) for each in self.work]
-        for each in (_sums_of(self.work.sum(axis=0), _BURST_S), *self.backlog):
-            greatest = np.zeros(windows)
-            np.maximum.at(greatest, of, each)
-            loads.append(greatest)
-        ranks = [rankdata(-load, method="ordinal") for load in loads]
-        return np.argsort(np.min(ranks, axis=0), kind="stable")
+        """int[windows], windows, those first in which most requests meet a backlog of
+        ``_LATE_S``, summed over the kinds of work, and of the others those with most work."""
+        place = np.minimum(np.arange(self.work.shape[1]) / window_s, windows - 1).astype(np.int64)
+        late = ((self.backlog > _LATE_S * self.capacity[:, None]) * self.work[0]).sum(axis=0)
+        requests, work = (
+            np.bincount(place, each, windows) for each in (late, self.work.sum(axis=0))
+        )
+        return np.lexsort((-work, -requests))
 
     def backlog_s(self, time_s: float) -> float:
         """Age of the backlog at a time: seconds since the last one without any."""

@@ -173,3 +173,10 @@ def test_bad_parameters_are_named(build, message: str) -> None:
     """Every impossible parameter raises one sentence that says what is allowed."""
     with pytest.raises(InputError, match=message):
         build()
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=40))
+def test_quantiles_of_recorded_lengths_are_those_of_numpy(recorded: list[int]) -> None:
+    at = np.linspace(0.0, 1.0, 9)
+    found = lengths.length_quantiles(np.array(recorded, np.int32), at)
+    np.testing.assert_allclose(found, np.quantile(recorded, at), rtol=1e-12)

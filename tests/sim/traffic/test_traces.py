@@ -398,6 +398,16 @@ def json_lines(times: list[float], **fields: Any) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+@given(st.lists(st.floats(0.0, 9.9), min_size=1, max_size=30), st.integers(1, 12))
+def test_sums_over_windows_are_those_of_their_requests(times_s: list[float], windows: int) -> None:
+    """Windows without requests have none; the last one lasts until the end."""
+    arrival_s = np.sort(np.array(times_s) - min(times_s))
+    tokens = np.arange(1, len(arrival_s) + 1, dtype=np.int32)
+    found = Trace(arrival_s, tokens, tokens).sums(tokens, 1.0, windows)
+    place = np.minimum(arrival_s.astype(int), windows - 1)
+    np.testing.assert_array_equal(found, np.bincount(place, tokens, windows))
+
+
 def test_blocks_of_16_tokens_are_not_mooncakes(write) -> None:
     """A replay of GuideLLM or vLLM has them, and times in seconds."""
     trace = load_trace(write(json_lines([0, 1, 3], hash_ids=[1, 2, 3])))
