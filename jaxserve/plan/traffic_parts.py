@@ -35,13 +35,12 @@ _WINDOW_REQUESTS, _WINDOW_S = 600, 300.0
 _LATE_S, _MINUTE_S = 1.0, 60
 """Backlog that makes requests late, as the time in which it is done, and times over which engines
 are full, s."""
-_LEAD, _SCREENED_LEAD, _MOST_LEAD = 0.5, 3.0, 6.0
+_LEAD, _MOST_LEAD = 0.5, 3.0
 """Least and greatest time before a sampled window that is played with it so that engines are as
-full as they were, as shares of the window; of a window that screens the greatest is shorter, since
-fewer of its requests miss then and its bound stays one."""
+full as they were, as shares of the window."""
 _REMEMBERED = 5_000
 """Requests before a part whose prompts prefix caches may still hold."""
-_DRAWN, _SCREENED = 16, 6
+_DRAWN, _SCREENED = 8, 4
 """Windows drawn from each stratum, and those that screen deployments."""
 _SCREENED_SHARE = 1 / 8
 """Share of the windows, the busiest ones, in whose strata deployments are screened; requests of the
@@ -60,7 +59,7 @@ def traffic_to_play(trace: Trace, attainment: float) -> tuple[PlayedTraffic, Pla
     whole = screen = None
     if len(trace) > MOST_PLAYED:
         sample = _Sample.of(trace, attainment)
-        whole, screen = sample.played(trace, busy), sample.screened(trace).played(trace, busy)
+        whole, screen = sample.played(trace, busy), sample.screened().played(trace, busy)
     if whole is None or not whole.worth_it:
         whole = _consecutive(trace, [slice(0, len(trace))], busy)
     if screen is None or not screen.worth_it:
@@ -154,7 +153,7 @@ class _Sample:
                 found.append(_Drawn(number, _round(place), begin, first, end))
         return cls(tuple(found), tuple(strata), window_s, rate * window_s, cut)
 
-    def screened(self, trace: Trace) -> _Sample:
+    def screened(self) -> _Sample:
         """Some of the windows of the busiest strata."""
         windows = np.cumsum([stratum.windows for stratum in self.strata])
         before = np.append(0, windows[:-1])
@@ -163,7 +162,8 @@ class _Sample:
         for number in range(len(strata)):
             drawn = [each for each in self.drawn if each.stratum == number]
             for place, chosen in enumerate(_evenly(len(drawn), _SCREENED).tolist()):
-                found.append(_nearer(drawn[chosen], trace, _SCREENED_LEAD * self.window_s, place))
+                of_round = _round(place * _DRAWN // _SCREENED)
+                found.append(dataclasses.replace(drawn[chosen], round=of_round))
         return dataclasses.replace(self, drawn=tuple(found), strata=strata)
 
     def played(self, trace: Trace, busy: NDArray[np.bool_]) -> PlayedTraffic:
@@ -190,13 +190,6 @@ class _Sample:
             else:
                 runs.append([window])
         return runs
-
-
-def _nearer(window: _Drawn, trace: Trace, lead_s: float, place: int) -> _Drawn:
-    """A window that screens, before which at most such a time is played."""
-    earliest = trace.arrival_s[min(window.first, len(trace) - 1)] - lead_s
-    begin = int(np.searchsorted(trace.arrival_s, earliest))
-    return dataclasses.replace(window, begin=max(window.begin, begin), round=_round(place))
 
 
 def _part(trace: Trace, windows: list[_Drawn], busy: NDArray[np.bool_]) -> TrafficPart:
