@@ -40,7 +40,7 @@ _LEAD, _MOST_LEAD = 0.5, 3.0
 full as they were, as shares of the window."""
 _REMEMBERED = 5_000
 """Requests before a part whose prompts prefix caches may still hold."""
-_DRAWN, _SCREENED = 8, 4
+_DRAWN, _SCREENED = 16, 6
 """Windows drawn from each stratum, and those that screen deployments."""
 _SCREENED_SHARE = 1 / 8
 """Share of the windows, the busiest ones, in whose strata deployments are screened; requests of the
@@ -162,7 +162,7 @@ class _Sample:
         for number in range(len(strata)):
             drawn = [each for each in self.drawn if each.stratum == number]
             for place, chosen in enumerate(_evenly(len(drawn), _SCREENED).tolist()):
-                of_round = _round(place * _DRAWN // _SCREENED)
+                of_round = _round(place)
                 found.append(dataclasses.replace(drawn[chosen], round=of_round))
         return dataclasses.replace(self, drawn=tuple(found), strata=strata)
 
