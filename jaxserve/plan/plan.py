@@ -14,7 +14,15 @@ from jaxserve.plan.capacity import least_replicas, rates
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption, Excluded
 from jaxserve.plan.play import PlannedDeployment, Play, Played, Player, interval
-from jaxserve.plan.search import FoundPlans, Progress, Tried, binding, neighbours, search
+from jaxserve.plan.search import (
+    FoundPlans,
+    Progress,
+    Tried,
+    binding,
+    neighbours,
+    places_between,
+    search,
+)
 
 SCALES = (1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
 """Factors on the traffic that are tried."""
@@ -232,7 +240,8 @@ class _Runs:
 
     def play_whole(self) -> None:
         """Plays the whole traffic where the busiest parts leave the answer open."""
-        plays = [*self._ends, *self._sufficing_fewer()[-1:], *self._sufficing_more()[:1]]
+        more = [] if self._slow_end_suffices() else self._sufficing_more()[:1]
+        plays = [*self._ends, *self._sufficing_fewer()[-1:], *more]
         # The largest traffic that passes there may miss on all of it, so two are played.
         self._all([*plays, *self._borne[-2:]], "doubt and growth")
 
@@ -249,7 +258,7 @@ class _Runs:
     def enough(self) -> int | None:
         """Replicas that meet the objectives at the slow end; None where more GPUs than allowed
         would be needed."""
-        if self.result(self._ends[0]).attainment >= self._target:
+        if self._slow_end_suffices():
             return self._best.replicas
         passing = filter(self._passes, self._sufficing_more())
         return next((play.deployment.replicas for play in passing), None)
@@ -260,6 +269,9 @@ class _Runs:
             if self._passes(play):
                 return play.traffic_scale, play.traffic_scale == SCALES[-1]
         return 1.0, False
+
+    def _slow_end_suffices(self) -> bool:
+        return self.result(self._ends[0]).attainment >= self._target
 
     def _sufficing_fewer(self) -> list[Play]:
         """Runs with fewer replicas that pass on the busiest parts, the most replicas first."""
@@ -274,8 +286,7 @@ class _Runs:
         before it do the other: by bisection, as many at once as there are lanes."""
         low, high = 0, len(plays)
         while low < high:
-            count = min(self._player.lanes, high - low)
-            places = sorted({low + (high - low) * (k + 1) // (count + 1) for k in range(count)})
+            places = places_between(low, high, self._player.lanes)
             self._all([replace(plays[place], slices=True) for place in places], "replicas")
             for place in places:
                 if self._busiest_pass(plays[place]) == passing:

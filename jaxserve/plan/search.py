@@ -159,12 +159,15 @@ class _Bracket:
     def probes(self, most: int, count: int) -> list[int]:
         """The replicas to play next, evenly between those that may suffice and those that do, or
         up to ``most``, which are affordable; ``count`` of them at most."""
-        if self.passing is None or self.passing > most:
-            last, parts = most, count
-        else:
-            last, parts = self.passing, count + 1
-        span = last - self.fewest
-        return sorted({self.fewest + span * (k + 1) // parts for k in range(count)})
+        if self.passing is not None and self.passing <= most:
+            return places_between(self.fewest, self.passing, count)
+        return sorted({*places_between(self.fewest, most, count - 1), most})
+
+
+def places_between(low: int, high: int, count: int) -> list[int]:
+    """Up to ``count`` whole numbers from ``low`` on and below ``high``, as far from each other as
+    from the ends; ``low`` where both are the same."""
+    return sorted({low + (high - low) * (k + 1) // (count + 1) for k in range(count)})
 
 
 class _Search:

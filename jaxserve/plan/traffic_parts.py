@@ -162,8 +162,7 @@ class _Sample:
         for number in range(len(strata)):
             drawn = [each for each in self.drawn if each.stratum == number]
             for place, chosen in enumerate(_evenly(len(drawn), _SCREENED).tolist()):
-                of_round = _round(place)
-                found.append(dataclasses.replace(drawn[chosen], round=of_round))
+                found.append(dataclasses.replace(drawn[chosen], round=_round(place)))
         return dataclasses.replace(self, drawn=tuple(found), strata=strata)
 
     def played(self, trace: Trace, busy: NDArray[np.bool_]) -> PlayedTraffic:
@@ -232,8 +231,8 @@ class _Load:
     work: NDArray[np.float64]
     """float64[4, n], work that arrives."""
     capacity: NDArray[np.float64]
-    """float64[4], work that a fluid server does in a second. It is exceeded for three times as many
-    minutes as requests may miss, so a deployment that suffices has hardly less."""
+    """float64[4], work that a fluid server does in a second. This rate is exceeded for three times
+    as many minutes as requests may miss, so a deployment that suffices has hardly less."""
     backlog: NDArray[np.float64]
     """float64[4, n], work that the server has not done."""
     empty: NDArray[np.int64]

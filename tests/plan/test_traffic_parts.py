@@ -107,6 +107,9 @@ def test_a_sample_tells_the_share_of_misses(late: float, monkeypatch: pytest.Mon
         true, found, bound = (
             judge(_logs(each, late), each, objective, 1) for each in (whole, sampled, screened)
         )
+        share = sampled.shared(1, 4)
+        of_share = judge(_logs(share, late), share, objective, 1)
+        assert of_share.sampling == pytest.approx(found.sampling, rel=0.5, abs=1e-3)
         assert found.sampling > 0.0 or found.attainment == pytest.approx(true.attainment, abs=1e-3)
         inside += abs(found.attainment - true.attainment) <= found.chance
         below += bound.attainment < true.attainment
