@@ -14,18 +14,17 @@ import math
 import numpy as np
 
 from jaxserve.sim.machine.tabulated import Times
-from jaxserve.sim.reference.compiled_engine import (
+from jaxserve.sim.reference.compiled_columns import (
     NONE,
     EngineColumns,
     EngineLimits,
     RequestColumns,
-    finish,
     jitted,
     prefill_target,
     push,
     running,
-    start,
 )
+from jaxserve.sim.reference.compiled_engine import finish, start
 from jaxserve.sim.reference.request import LOG_DTYPE
 from jaxserve.sim.traffic.traces import Trace
 
@@ -117,7 +116,7 @@ def _advance(
     arrived = routed = turned_away = 0
     in_flight, closed = let_in, let_in < count
     while True:
-        now = state.end_s.min()
+        now = min(state.end_s)
         if arrived < count:
             now = min(now, requests.arrival_s[arrived])
         if now == math.inf:
@@ -134,8 +133,8 @@ def _advance(
                 finish(state, requests, engine, now)
         let_in = _let_in(state, requests, let_in, in_flight + turned_away, now + frontend_s)
         gone = NONE
-        while gone != state.ended.sum():  # a request that fits no engine makes room for another
-            gone = state.ended.sum()
+        while gone != _ended(state):  # a request that fits no engine makes room for another
+            gone = _ended(state)
             routed = _route(state, requests, limits, routed, arrived)
             # Until the next arrival decode steps concern their own engine alone.
             undisturbed_s = requests.arrival_s[arrived] if arrived < count else math.inf
@@ -149,12 +148,21 @@ def _advance(
 
 
 @jitted
+def _ended(state: EngineColumns) -> int:
+    """Requests that have ended on any engine."""
+    ended = 0
+    for engine in range(len(state.ended)):
+        ended += state.ended[engine]
+    return ended
+
+
+@jitted
 def _let_in(
     state: EngineColumns, requests: RequestColumns, let_in: int, beside: int, arrival_s: float
 ) -> int:
     """Lets as many requests in as have ended; how many have been let in, ``beside`` of which no
     engine has ended."""
-    while let_in < min(state.ended.sum() + beside, len(requests.arrival_s)):
+    while let_in < min(_ended(state) + beside, len(requests.arrival_s)):
         requests.arrival_s[let_in] = arrival_s
         let_in += 1
     return let_in

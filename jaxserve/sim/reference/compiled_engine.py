@@ -1,135 +1,36 @@
 """One serving engine as compiled code: ``Engine`` of ``engine.py`` for plain deployments.
 
-Functions have the names of the methods that they stand for. The state of all engines and requests
-is in columns, as compiled code has no objects.
+Functions have the names of the methods that they stand for.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
 
-import numba
 import numpy as np
-from numba.core import config
 from numba.extending import register_jitable
-from numpy.typing import NDArray
 
-from jaxserve.runtime.jax_setup import cache_folder
 from jaxserve.sim.machine import tabulated
 from jaxserve.sim.machine.tabulated import Times
+from jaxserve.sim.reference.compiled_columns import (
+    NONE,
+    EngineColumns,
+    EngineLimits,
+    RequestColumns,
+    blocks_for,
+    jitted,
+    pop,
+    prefill_target,
+    put_back,
+    running,
+)
 
-NONE = -1
-"""No engine, or no request."""
+_LARGEST = np.iinfo(np.int64).max
 # Functions that these call have to be known to the compiler as well.
 for _equation in (tabulated.fullest_rank, tabulated.kernel_s):
     register_jitable(_equation)
 attention_s = register_jitable(tabulated.attention_s)
 iteration_s = register_jitable(tabulated.iteration_s)
-
-
-def _folder() -> Path | None:
-    """Folder of compiled functions for the sources as they are; None if none can be written.
-
-    Numba looks at the file of a function alone, and would keep code with equations or columns of
-    another file as it was before.
-    """
-    folder = cache_folder()
-    if folder is None:
-        return None
-    files = (Path(__file__), Path(__file__).with_name("compiled.py"), Path(tabulated.__file__))
-    sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
-    return folder / "numba" / sources.hexdigest()[:16]
-
-
-_FOLDER = _folder()
-
-
-def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function, once for all processes where a folder for it can be written."""
-    if _FOLDER is None:
-        return numba.njit(function)
-    settings: Any = config
-    others, settings.CACHE_DIR = settings.CACHE_DIR, str(_FOLDER)
-    try:
-        return numba.njit(cache=True)(function)
-    finally:
-        settings.CACHE_DIR = others
-
-
-class EngineLimits(NamedTuple):
-    """Settings of every engine."""
-
-    batch_cap: int
-    token_budget: int
-    blocks: int
-    """KV blocks of an engine."""
-    block_tokens: int
-
-
-class RequestColumns(NamedTuple):
-    """Columns of n requests in order of arrival."""
-
-    arrival_s: NDArray[np.float64]
-    prompt_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
-    generated: NDArray[np.int64]
-    computed: NDArray[np.int64]
-    blocks: NDArray[np.int64]
-    """blocks held while it prefills."""
-    first_scheduled_s: NDArray[np.float64]
-    first_token_s: NDArray[np.float64]
-    finish_s: NDArray[np.float64]
-    preemptions: NDArray[np.int64]
-    rejected: NDArray[np.bool_]
-    lost: NDArray[np.bool_]
-    behind: NDArray[np.int64]
-    """the next one in the queue of its engine."""
-
-
-class EngineColumns(NamedTuple):
-    """Columns of g engines; a matrix has a row per engine and a column per sequence."""
-
-    used: NDArray[np.int64]
-    """KV blocks in use."""
-    first: NDArray[np.int64]
-    """head of the queue."""
-    last: NDArray[np.int64]
-    waiting: NDArray[np.int64]
-    """requests in the queue."""
-    waiting_tokens: NDArray[np.int64]
-    """tokens that these have to prefill."""
-    prefilling: NDArray[np.int64]
-    """requests that prefill."""
-    decoding: NDArray[np.int64]
-    """sequences that decode."""
-    kv_tokens: NDArray[np.int64]
-    """KV tokens of these."""
-    rows: NDArray[np.int64]
-    """decoding sequences in the iteration in flight."""
-    chunks: NDArray[np.int64]
-    """chunks of prompts in it."""
-    ended: NDArray[np.int64]
-    """requests that have ended here."""
-    end_s: NDArray[np.float64]
-    """its end; infinite where there is none."""
-    prompt: NDArray[np.int64]
-    """int64[g, cap], requests that prefill, in the order of admission."""
-    chunk_of: NDArray[np.int64]
-    """int64[g, cap], request of each chunk."""
-    chunk: NDArray[np.int64]
-    """int64[g, cap], its tokens."""
-    sequence: NDArray[np.int64]
-    """int64[g, cap], requests that decode, in the order of admission."""
-    context: NDArray[np.int64]
-    """int64[g, cap], KV tokens of each."""
-    remaining: NDArray[np.int64]
-    """int64[g, cap], output tokens that it has to come."""
-    held: NDArray[np.int64]
-    """int64[g, cap], its KV blocks."""
 
 
 @jitted
@@ -155,7 +56,9 @@ def start(
     if rows == state.decoding[engine]:
         kv_tokens = state.kv_tokens[engine] + rows
     else:
-        kv_tokens = state.context[engine, :rows].sum() + rows
+        kv_tokens = rows
+        for row in range(rows):
+            kv_tokens += state.context[engine, row]
     prompt_tokens, pairs_s = 0, 0.0
     for place in range(chunks):
         chunk = state.chunk[engine, place]
@@ -182,41 +85,59 @@ def _pass_steps(
 ) -> float:
     """Does decode steps of the whole batch that end before ``undisturbed_s`` and after which each
     sequence has a step to go; returns the end of the last one."""
-    rows = state.decoding[engine]
-    most = state.remaining[engine, :rows].min() - 1
-    while most > 0:
+    rows, most = state.decoding[engine], state.steps_to_finish[engine] - 1
+    while True:
+        end_s, kv_tokens, steps = now, state.kv_tokens[engine], 0
+        while steps < most:
+            kv_tokens += rows
+            attention = attention_s(times, rows, kv_tokens)
+            step_s = times.slowdown * iteration_s(times, rows, rows, 0, 0, attention, 0.0, 0.0)
+            if end_s + step_s >= undisturbed_s:
+                break
+            end_s += step_s
+            steps += 1
         # Blocks of the step after these are taken as well, as those of the first one are.
-        if _missing(state, limits, engine, most + 1) <= max(limits.blocks - state.used[engine], 0):
+        if not steps or _grow(state, limits, engine, rows, steps + 1):
             break
-        most //= 2
-    kv_tokens, steps = state.kv_tokens[engine], 0
-    while steps < most:
-        kv_tokens += rows
-        attention = attention_s(times, rows, kv_tokens)
-        step_s = times.slowdown * iteration_s(times, rows, rows, 0, 0, attention, 0.0, 0.0)
-        if now + step_s >= undisturbed_s:
-            break
-        now += step_s
-        steps += 1
-    if steps:
-        state.used[engine] += _missing(state, limits, engine, steps + 1)
-        state.kv_tokens[engine] += steps * rows
-        for row in range(rows):
-            blocks = _blocks_for(limits, state.context[engine, row] + steps + 1)
-            state.held[engine, row] = max(state.held[engine, row], blocks)
-            state.context[engine, row] += steps
-            state.remaining[engine, row] -= steps
-    return now
+        most = steps // 2
+    _advance_decoding(state, engine, rows, steps)
+    return end_s
 
 
 @jitted
-def _missing(state: EngineColumns, limits: EngineLimits, engine: int, steps: int) -> int:
-    """Blocks that the decoding sequences lack for ``steps`` more tokens."""
+def _advance_decoding(state: EngineColumns, engine: int, rows: int, steps: int) -> None:
+    """Advances the first ``rows`` decoding sequences by ``steps``, none of which ends before the
+    last one."""
+    context, remaining = state.context[engine], state.remaining[engine]
+    for row in range(rows):
+        context[row] += steps
+        remaining[row] -= steps
+    state.kv_tokens[engine] += steps * rows
+    state.steps_to_finish[engine] -= steps
+
+
+@jitted
+def _grow(state: EngineColumns, limits: EngineLimits, engine: int, rows: int, steps: int) -> bool:
+    """Gives the first ``rows`` decoding sequences the blocks for ``steps`` more tokens; False, and
+    nothing is given, if there are too few."""
+    context, held = state.context[engine, :rows], state.held[engine, :rows]
     missing = 0
-    for row in range(state.decoding[engine]):
-        needed = _blocks_for(limits, state.context[engine, row] + steps)
-        missing += max(needed - state.held[engine, row], 0)
-    return missing
+    for row in range(rows):
+        missing += _missing(limits, context[row], held[row], steps)
+    if missing > max(limits.blocks - state.used[engine], 0):
+        return False
+    if missing:
+        for row in range(rows):
+            held[row] += _missing(limits, context[row], held[row], steps)
+        state.used[engine] += missing
+    return True
+
+
+@jitted
+def _missing(limits: EngineLimits, context: int, held: int, steps: int) -> int:
+    """Blocks that a sequence lacks for ``steps`` more tokens."""
+    tokens = context + steps - held * limits.block_tokens
+    return blocks_for(limits, tokens) if tokens > 0 else 0
 
 
 @jitted
@@ -227,10 +148,12 @@ def _compose(
     state.rows[engine] = state.chunks[engine] = 0
     preempted, through = False, True
     # What is running comes first, in the order of admission.
+    rows = min(state.decoding[engine], limits.token_budget)
+    if _grow(state, limits, engine, rows, 1):
+        state.rows[engine] = rows
     while state.rows[engine] < min(state.decoding[engine], limits.token_budget):
         row = state.rows[engine]
-        needed = _blocks_for(limits, state.context[engine, row] + 1)
-        missing = max(needed - state.held[engine, row], 0)
+        missing = _missing(limits, state.context[engine, row], state.held[engine, row], 1)
         request = state.sequence[engine, row]
         while missing > max(limits.blocks - state.used[engine], 0):
             preempted = True
@@ -274,7 +197,7 @@ def _schedule(
     """Schedules the next chunk of a prompt; its tokens, 0 if the request was preempted."""
     computed = requests.computed[request]
     chunk = min(prefill_target(requests, request) - computed, room)
-    blocks = _blocks_for(limits, computed + chunk) - requests.blocks[request]
+    blocks = blocks_for(limits, computed + chunk) - requests.blocks[request]
     while blocks > max(limits.blocks - state.used[engine], 0):
         if _preempt(state, requests, engine) == request:
             return 0
@@ -306,7 +229,7 @@ def _preempt(state: EngineColumns, requests: RequestColumns, engine: int) -> int
         state.kv_tokens[engine] -= state.context[engine, row]
         state.rows[engine] = min(state.rows[engine], row)
     requests.preemptions[victim] += 1
-    _put_back(state, requests, engine, victim)
+    put_back(state, requests, engine, victim)
     return victim
 
 
@@ -317,9 +240,9 @@ def _admit(
     """Moves the head of the queue into the batch if slots and KV blocks allow."""
     while state.waiting[engine] and running(state, engine) < limits.batch_cap:
         request = state.first[engine]
-        blocks = _blocks_for(limits, prefill_target(requests, request))
+        blocks = blocks_for(limits, prefill_target(requests, request))
         if blocks > limits.blocks:
-            _pop(state, requests, engine)
+            pop(state, requests, engine)
             state.ended[engine] += 1
             if requests.generated[request]:
                 requests.lost[request] = True
@@ -328,7 +251,7 @@ def _admit(
             continue
         if blocks > limits.blocks - state.used[engine]:
             return NONE
-        _pop(state, requests, engine)
+        pop(state, requests, engine)
         requests.blocks[request] = requests.computed[request] = 0
         if math.isnan(requests.first_scheduled_s[request]):
             requests.first_scheduled_s[request] = now
@@ -341,27 +264,12 @@ def _admit(
 @jitted
 def finish(state: EngineColumns, requests: RequestColumns, engine: int, now: float) -> None:
     """Applies the iteration that ends."""
-    rows, kept = state.rows[engine], 0
+    rows = state.rows[engine]
     state.rows[engine] = 0
-    for row in range(state.decoding[engine]):
-        request = state.sequence[engine, row]
-        if row < rows:
-            state.context[engine, row] += 1
-            state.remaining[engine, row] -= 1
-            state.kv_tokens[engine] += 1
-            if state.remaining[engine, row] == 0:
-                state.kv_tokens[engine] -= state.context[engine, row]
-                state.used[engine] -= state.held[engine, row]
-                state.ended[engine] += 1
-                requests.finish_s[request] = now
-                continue
-        if kept < row:
-            state.sequence[engine, kept] = request
-            state.context[engine, kept] = state.context[engine, row]
-            state.remaining[engine, kept] = state.remaining[engine, row]
-            state.held[engine, kept] = state.held[engine, row]
-        kept += 1
-    state.decoding[engine] = kept
+    if rows:
+        _advance_decoding(state, engine, rows, 1)
+        if state.steps_to_finish[engine] <= 0:
+            _end_decoding(state, requests, engine, now)
     for place in range(state.chunks[engine]):
         request = state.chunk_of[engine, place]
         requests.computed[request] += state.chunk[engine, place]
@@ -376,6 +284,27 @@ def finish(state: EngineColumns, requests: RequestColumns, engine: int, now: flo
             state.prompt[engine, unfinished] = request
             unfinished += 1
     state.prefilling[engine] = unfinished
+
+
+@jitted
+def _end_decoding(state: EngineColumns, requests: RequestColumns, engine: int, now: float) -> None:
+    """Takes the sequences out that are through; the others keep their order."""
+    sequence, context = state.sequence[engine], state.context[engine]
+    remaining, held = state.remaining[engine], state.held[engine]
+    kept, fewest = 0, _LARGEST
+    for row in range(state.decoding[engine]):
+        if remaining[row] == 0:
+            state.kv_tokens[engine] -= context[row]
+            state.used[engine] -= held[row]
+            state.ended[engine] += 1
+            requests.finish_s[sequence[row]] = now
+            continue
+        sequence[kept], context[kept] = sequence[row], context[row]
+        remaining[kept], held[kept] = remaining[row], held[row]
+        fewest = min(fewest, remaining[row])
+        kept += 1
+    state.decoding[engine] = kept
+    state.steps_to_finish[engine] = fewest
 
 
 @jitted
@@ -398,54 +327,7 @@ def _end_prefill(
     state.sequence[engine, row] = request
     state.context[engine, row] = context
     state.remaining[engine, row] = remaining
+    state.steps_to_finish[engine] = min(state.steps_to_finish[engine], remaining)
     state.held[engine, row] = requests.blocks[request]
     state.kv_tokens[engine] += context
     state.decoding[engine] += 1
-
-
-@jitted
-def running(state: EngineColumns, engine: int) -> int:
-    return state.prefilling[engine] + state.decoding[engine]
-
-
-@jitted
-def prefill_target(requests: RequestColumns, request: int) -> int:
-    return requests.prompt_tokens[request] + requests.generated[request]
-
-
-@jitted
-def _blocks_for(limits: EngineLimits, tokens: int) -> int:
-    return -(-tokens // limits.block_tokens)
-
-
-@jitted
-def push(state: EngineColumns, requests: RequestColumns, engine: int, request: int) -> None:
-    """Adds a request at the end of the queue."""
-    if state.waiting[engine]:
-        requests.behind[state.last[engine]] = request
-    else:
-        state.first[engine] = request
-    state.last[engine] = request
-    state.waiting[engine] += 1
-    state.waiting_tokens[engine] += prefill_target(requests, request)
-
-
-@jitted
-def _put_back(state: EngineColumns, requests: RequestColumns, engine: int, request: int) -> None:
-    """Adds a request, which was preempted, at the head of the queue."""
-    if state.waiting[engine]:
-        requests.behind[request] = state.first[engine]
-    else:
-        state.last[engine] = request
-    state.first[engine] = request
-    state.waiting[engine] += 1
-    state.waiting_tokens[engine] += prefill_target(requests, request)
-
-
-@jitted
-def _pop(state: EngineColumns, requests: RequestColumns, engine: int) -> None:
-    """Takes the head of the queue out."""
-    request = state.first[engine]
-    state.first[engine] = requests.behind[request]
-    state.waiting[engine] -= 1
-    state.waiting_tokens[engine] -= prefill_target(requests, request)

@@ -187,14 +187,14 @@ def _plain(trace: Trace, timer: TabulatedTimer, by: ServedBy) -> bool:
 
 def _compiled(trace: Trace, timer: TabulatedTimer, by: ServedBy) -> np.ndarray:
     # Numba takes half a second to import.
-    from jaxserve.sim.reference import compiled, compiled_engine
+    from jaxserve.sim.reference import compiled, compiled_columns
 
     size = SchedulerSettings.block_tokens
     return compiled.serve(
         trace,
         timer.times,
         by.gpus,
-        compiled_engine.EngineLimits(by.batch_cap, by.token_budget, by.kv_tokens // size, size),
+        compiled_columns.EngineLimits(by.batch_cap, by.token_budget, by.kv_tokens // size, size),
         tier=by.tier,
         frontend_s=by.frontend_s,
         context_tokens=by.context_tokens,

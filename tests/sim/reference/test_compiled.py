@@ -13,7 +13,7 @@ from jaxserve.sim.machine import tabulated
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.stack import Stack, serve
 from jaxserve.sim.machine.tabulated import TabulatedTimer
-from jaxserve.sim.reference import compiled, compiled_engine, own_log
+from jaxserve.sim.reference import compiled, compiled_columns, own_log
 from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.traffic.traces import Trace
 
@@ -96,12 +96,12 @@ def test_code_compiled_with_other_equations_is_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numba itself looks at the file of a function alone, not at those of what it calls."""
-    before = compiled_engine._folder()
-    assert before is not None and before == compiled_engine._folder()
+    before = compiled_columns._folder()
+    assert before is not None and before == compiled_columns._folder()
     other = tmp_path / "tabulated.py"
     other.write_text(Path(tabulated.__file__).read_text() + "# another equation\n")
     monkeypatch.setattr(tabulated, "__file__", str(other))
-    after = compiled_engine._folder()
+    after = compiled_columns._folder()
     assert after is not None and after != before
-    monkeypatch.setattr(compiled_engine, "cache_folder", lambda: None)
-    assert compiled_engine._folder() is None
+    monkeypatch.setattr(compiled_columns, "cache_folder", lambda: None)
+    assert compiled_columns._folder() is None
