@@ -21,10 +21,11 @@ import numpy as np
 
 from benchmarks.page import page_parser, publish
 from jaxserve.plan.as_played import played
+from jaxserve.plan.attainment import interval
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, gpu_prices
 from jaxserve.plan.load_tests import measured_options
 from jaxserve.plan.options import EngineOption, engine_options
-from jaxserve.plan.play import PlannedDeployment, Play, Player, interval
+from jaxserve.plan.play import PlannedDeployment, Play, Player
 from jaxserve.plan.search import search
 from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.traffic.traces import Trace

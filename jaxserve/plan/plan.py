@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.plan.attainment import Played, interval
 from jaxserve.plan.capacity import least_replicas, rates
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption, Excluded
-from jaxserve.plan.play import PlannedDeployment, Play, Played, Player, interval
+from jaxserve.plan.play import PlannedDeployment, Play, Player
 from jaxserve.plan.search import (
     FoundPlans,
     Progress,

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import t as student_t
 
+from jaxserve.plan.attainment import Attained, Played, missed
 from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import EngineOption
 from jaxserve.plan.played_traffic import PlayedTraffic
@@ -24,11 +22,6 @@ from jaxserve.sim.machine.cost_json import cost_to_dict
 from jaxserve.sim.machine.tabulated import TabulatedTimer
 from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.traffic.traces import Trace
-
-_WAITS = 0.5
-_SURE = 2.0
-"""Half widths of its 95 % interval between an attainment and the objective from which on more
-windows of a sample cannot be expected to change the answer."""
 
 
 @dataclass(frozen=True)
@@ -102,193 +95,6 @@ class Play:
     """factor on all times of iterations."""
     traffic_scale: float = 1.0
     """factor on the rate of arrivals."""
-
-
-@dataclass(frozen=True)
-class Played:
-    """Result of a run."""
-
-    attainment: float
-    """share of the requests inside the objectives; of slices an upper bound for the whole traffic:
-    every request outside of the busiest parts counts as inside the objectives, and of a sample the
-    share is the upper end of its interval."""
-    requests: int
-    """requests that were played and count."""
-    missed_ttft: float
-    """share of the played requests beyond the objective on TTFT, those not served included."""
-    missed_tpot: float
-    """share beyond the objective on TPOT."""
-    ttft_p50_s: float
-    """median time to first token."""
-    ttft_p99_s: float
-    """99th percentile."""
-    tpot_p50_s: float
-    """median time per output token."""
-    tpot_p99_s: float
-    """99th percentile."""
-    waited: float
-    """share of the requests beyond the objective on TTFT that waited for admission for most of
-    it."""
-    preempted: float
-    """preemptions per request."""
-    in_flight: float
-    """mean sequences that run on one engine, over the time in which it has any."""
-    peak: float
-    """most sequences that ran at once, as a mean over the engines."""
-    unserved: int
-    """requests that no engine has room for."""
-    crowded: float
-    """share of the missed requests that arrived in windows busier than the mean."""
-    sampling: float = 0.0
-    """half width of a 95 % interval of the attainment from the sample of the traffic, one-sided for
-    a bound; 0 where none was drawn."""
-    margin: float = 0.0
-    """part of the attainment that makes it an upper bound; 0 where it is the expected one."""
-
-    @property
-    def expected_misses(self) -> float:
-        """Share of the requests that miss, without the margin of a bound."""
-        return 1.0 - self.attainment + self.margin
-
-    @property
-    def chance(self) -> float:
-        """Half width of a 95 % interval of the attainment from the chance of arrivals alone, of
-        which misses are a Poisson count, and from the sample."""
-        missed = max((1.0 - self.attainment) * self.requests, 1.0)
-        return math.hypot(1.96 * math.sqrt(missed) / self.requests, self.sampling)
-
-    def sure(self, attainment: float) -> bool:
-        """Whether more windows of a sample cannot be expected to change the answer whether the
-        share of the requests suffices."""
-        return abs(1.0 - self.expected_misses - attainment) > _SURE * self.chance
-
-
-def judge(
-    logs: Sequence[np.ndarray], traffic: PlayedTraffic, objective: PlanObjective, replicas: int
-) -> Played:
-    """The result of a run.
-
-    Args:
-      logs: ``LOG_DTYPE`` rows of each part of the traffic.
-      traffic: the parts.
-      replicas: engines that served.
-    """
-    weight = np.concatenate(traffic.weights)
-    busy = np.concatenate([part.busy for part in traffic.parts])
-    counts = np.concatenate([part.counted for part in traffic.parts])
-    log = np.concatenate(logs)
-    served = _served(log)
-    late = ~served | (log["ttft_s"] > objective.ttft_s)
-    slow = served & (log["tpot_s"] > objective.tpot_s)
-    missed = late | slow
-    waits_s = log["first_scheduled_s"] - log["arrival_s"]
-    waited = late & (~served | (waits_s > _WAITS * objective.ttft_s))
-    several = served & (log["output_tokens"] > 1)
-
-    def share(requests: NDArray[np.bool_], of: NDArray[np.bool_]) -> float:
-        whole = float(weight[of].sum())
-        return float(weight[requests & of].sum()) / whole if whole else 0.0
-
-    def quantile(name: str, of: NDArray[np.bool_], percent: float) -> float:
-        return _quantile(log[name][of & counts], weight[of & counts], percent)
-
-    played = Played(
-        attainment=1.0 - float(weight[missed].sum()) / max(traffic.requests, 1),
-        requests=int(counts.sum()),
-        missed_ttft=share(late, counts),
-        missed_tpot=share(slow, counts),
-        ttft_p50_s=quantile("ttft_s", served, 50),
-        ttft_p99_s=quantile("ttft_s", served, 99),
-        tpot_p50_s=quantile("tpot_s", several, 50),
-        tpot_p99_s=quantile("tpot_s", several, 99),
-        waited=share(waited, late),
-        preempted=float(np.average(log["preemptions"], weights=weight)),
-        in_flight=_mean_in_flight(logs) / replicas,
-        peak=max(_most_at_once(each) for each in logs) / replicas,
-        unserved=int((~served & counts).sum()),
-        crowded=share(busy, missed),
-    )
-    if traffic.strata is None:
-        return played
-    missed_of = np.split(missed, np.cumsum([len(each) for each in logs])[:-1])
-    played = dataclasses.replace(played, sampling=_sampling_error(missed_of, traffic))
-    if not traffic.bound:
-        return played
-    margin = min(played.chance, 1.0 - played.attainment)
-    return dataclasses.replace(played, attainment=played.attainment + margin, margin=margin)
-
-
-def _served(log: np.ndarray) -> NDArray[np.bool_]:
-    """bool[n], whether each request was served to its end."""
-    return np.isfinite(log["finish_s"]) & (log["finish_s"] > 0)
-
-
-def _mean_in_flight(logs: Sequence[np.ndarray]) -> float:
-    """Mean sequences that run at once, from the first arrival of each part to its last end."""
-    running_s = lasted_s = 0.0
-    for log in logs:
-        served = _served(log)
-        running_s += float((log["finish_s"] - log["first_scheduled_s"])[served].sum())
-        end_s = log["finish_s"][served].max(initial=0.0)
-        lasted_s += max(float(end_s - log["arrival_s"].min(initial=0.0)), 1e-9)
-    return running_s / lasted_s
-
-
-def _most_at_once(log: np.ndarray) -> int:
-    """Most sequences that ran at once; a preempted one counts as running."""
-    served = log[_served(log)]
-    began, ended = np.sort(served["first_scheduled_s"]), np.sort(served["finish_s"])
-    running = np.arange(1, len(began) + 1) - np.searchsorted(ended, began, side="right")
-    return int(running.max(initial=0))
-
-
-def _sampling_error(missed_of: Sequence[NDArray[np.bool_]], traffic: PlayedTraffic) -> float:
-    """Half width of a 95 % interval of the share of misses: of a stratum with X requests in N
-    windows, n of them drawn, and misses y and requests x played in each, the total has the variance
-    v = (X / mean(x))^2 (1 - n / N) / n times that of y - x sum(y) / sum(x) (Cochran, 6.11).
-    Student's t has sum(v)^2 / sum(v^2 / (n - 1)) degrees of freedom (5.16)."""
-    assert traffic.strata is not None
-    sums = [
-        (part.sums(missed), part.sums(part.counted))
-        for missed, part in zip(missed_of, traffic.parts, strict=True)
-    ]
-    missed, counted = (np.concatenate(each).astype(np.float64) for each in zip(*sums, strict=True))
-    stratum = np.concatenate([part.strata for part in traffic.parts])
-    variance = of_variance = 0.0
-    for number, of in enumerate(traffic.strata):
-        misses, requests = missed[stratum == number], counted[stratum == number]
-        drawn = len(misses)
-        if drawn < 2 or drawn == of.windows:
-            continue
-        played = max(requests.sum(), 1.0)
-        off = misses - requests * misses.sum() / played
-        spread = float((off**2).sum()) / (drawn - 1)
-        own = (of.requests * drawn / played) ** 2 * (1.0 - drawn / of.windows) / drawn * spread
-        variance += own
-        of_variance += own**2 / (drawn - 1)
-    if not variance:
-        return 0.0
-    t = student_t.ppf(0.95 if traffic.bound else 0.975, variance**2 / of_variance)
-    return float(t) * math.sqrt(variance) / traffic.requests
-
-
-def interval(results: Sequence[Played]) -> tuple[float, float]:
-    """95 % interval of the attainment.
-
-    Args:
-      results: whole runs of one deployment at the expected times and at both ends of their doubt.
-        A shorter time does not always mean fewer misses, so the extremes count.
-    """
-    low = min(results, key=lambda each: each.attainment)
-    high = max(results, key=lambda each: each.attainment)
-    return max(low.attainment - low.chance, 0.0), min(high.attainment + high.chance, 1.0)
-
-
-def _quantile(values: NDArray[np.float64], weights: NDArray[np.float64], percent: float) -> float:
-    """Weighted percentile; NaN without values."""
-    if not len(values):
-        return math.nan
-    return float(np.percentile(values, percent, weights=weights, method="inverted_cdf"))
 
 
 class Player:
@@ -385,16 +191,17 @@ def _play(
     by, scale = play.deployment.of(played), play.traffic_scale
     timer = TabulatedTimer(by.option.cost, by.option.tier, play.slowdown)
     logs: list[np.ndarray] = []
+    misses: list[np.ndarray] = []
     for so_far in traffic.rounds():
         for part in so_far.parts[len(logs) :]:
             trace = part.trace
             if scale != 1.0:
                 trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / scale)
             logs.append(simulate(trace, timer, served_by(by, trace, frontend_s), part.before))
-        result = judge(logs, so_far, objective, played)
-        if result.sure(objective.attainment):
+            misses.append(missed(logs[-1], objective))
+        if Attained.of(misses, so_far).sure(objective.attainment):
             break
-    return result
+    return Played.judged(logs, so_far, objective, played)
 
 
 def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> ServedBy:

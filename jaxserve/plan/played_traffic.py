@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,14 +86,28 @@ class PlayedTraffic:
     @property
     def weights(self) -> list[NDArray[np.float64]]:
         """float64[n] of each part, requests of the whole traffic that each request stands for."""
-        if self.strata is None:
-            return [part.counted.astype(np.float64) for part in self.parts]
-        played = np.zeros(len(self.strata))
-        for part in self.parts:
-            np.add.at(played, list(part.strata), part.sums(part.counted))
-        requests = np.array([stratum.requests for stratum in self.strata])
-        each = requests / np.maximum(played, 1.0)
+        each = self._each
         return [part.counted * each[list(part.strata)][part.window] for part in self.parts]
+
+    def total(self, of: Sequence[NDArray[np.bool_]]) -> float:
+        """Requests of the whole traffic for which ``of``, bool[n] of each part, is true."""
+        return float(self._played(of) @ self._each)
+
+    @property
+    def _each(self) -> NDArray[np.float64]:
+        """float64[strata], requests of the whole traffic for each that is played."""
+        if self.strata is None:
+            return np.ones(1)
+        played = self._played([part.counted for part in self.parts])
+        requests = np.array([stratum.requests for stratum in self.strata])
+        return requests / np.maximum(played, 1.0)
+
+    def _played(self, of: Sequence[NDArray[np.bool_]]) -> NDArray[np.float64]:
+        """float64[strata], played requests for which ``of``, bool[n] of each part, is true."""
+        played = np.zeros(1 if self.strata is None else len(self.strata))
+        for part, chosen in zip(self.parts, of, strict=True):
+            np.add.at(played, list(part.strata), part.sums(chosen))
+        return played
 
     def played_replicas(self, replicas: int, prefill: int = 0) -> int:
         """Replicas of a deployment that are played: of a sample as many as get

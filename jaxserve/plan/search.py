@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from jaxserve.errors import InputError
+from jaxserve.plan.attainment import Played
 from jaxserve.plan.capacity import (
     BATCH_CAPS,
     TOKEN_BUDGETS,
@@ -28,7 +29,7 @@ from jaxserve.plan.capacity import (
 )
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import LARGEST_CAP, EngineOption
-from jaxserve.plan.play import PlannedDeployment, Play, Played, Player
+from jaxserve.plan.play import PlannedDeployment, Play, Player
 
 Progress = Callable[[str, int, int], None]
 _OPTIMISM = 1.25
