@@ -29,7 +29,7 @@ from jaxserve.studies.fidelity.measurements import shared_data
 WORKLOAD = "chat_large"
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Probabilities of the lengths' quantiles; the first and last repeat their neighbours'."""
-SHARES = (0.02, 0.1)
+SHARES = (0.02, 0.1, 1.0)
 _NETWORK_S = 0.1
 """Longest time between the client and the trace, s; Gamma gaps of a large coefficient of variation
 are mostly below a microsecond, which no clock of a trace tells apart."""

@@ -152,10 +152,12 @@ class WindowWork:
     def of(cls, trace: Trace) -> WindowWork:
         """The work of a trace."""
         windows = max(int(trace.duration_s / WINDOW_S), 1)
-        ones = np.broadcast_to(1, len(trace))
         each = [
-            trace.sums(values, WINDOW_S, windows) / values.mean()
-            for values in (ones, trace.prompt_tokens, trace.output_tokens)
+            trace.counts(WINDOW_S, windows),
+            *(
+                trace.sums(values, WINDOW_S, windows) / values.mean()
+                for values in (trace.prompt_tokens, trace.output_tokens)
+            ),
         ]
         length_s = np.full(windows, WINDOW_S)
         length_s[-1] = max(trace.duration_s - (windows - 1) * WINDOW_S, WINDOW_S)

@@ -244,8 +244,8 @@ class _Load:
         seconds = int(trace.duration_s) + 1
         outputs = trace.output_tokens
         held = outputs * (trace.prompt_tokens + 0.5 * outputs)
-        kinds = [np.broadcast_to(1, len(trace)), trace.prompt_tokens, outputs, held]
-        work = np.stack([trace.sums(each, 1.0, seconds) for each in kinds])
+        sums = [trace.sums(each, 1.0, seconds) for each in (trace.prompt_tokens, outputs, held)]
+        work = np.stack([trace.counts(1.0, seconds), *sums])
         work /= work.mean(axis=1, keepdims=True)
         busiest = max(1.0 - 3.0 * (1.0 - attainment), 0.5)
         capacity = np.quantile(_sums_of(work, _MINUTE_S) / _MINUTE_S, busiest, axis=1)
@@ -301,5 +301,5 @@ def _evenly(count: int, most: int) -> NDArray[np.intp]:
 def _in_busy_minutes(trace: Trace) -> NDArray[np.bool_]:
     """bool[n], whether a request arrives in a minute with more requests than the mean one."""
     minutes = int(trace.duration_s / _BUSY_S) + 1
-    counts = trace.sums(np.broadcast_to(1, len(trace)), _BUSY_S, minutes).astype(np.int64)
+    counts = trace.counts(_BUSY_S, minutes)
     return np.repeat(counts > _BUSY * len(trace) / minutes, counts)

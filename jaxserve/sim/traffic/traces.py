@@ -30,6 +30,8 @@ from jaxserve.sim.traffic.trace_files.text import Advance
 
 COARSE_TICK_S = 0.5
 """Shortest tick of a clock over which requests of one time are spread, seconds."""
+_GLANCE = 1_000_000
+"""Times at the beginning of a trace that mostly show by themselves that its clock is fine."""
 _MIN_TICKS = 10
 _TICK_TOLERANCE = 0.01
 _SPREAD_SEED = 0
@@ -94,21 +96,24 @@ class Trace:
         """int64[n], tokens of each request, prompt and output together."""
         return self.prompt_tokens.astype(np.int64) + self.output_tokens
 
-    def sums(self, values: NDArray[Any], window_s: float, windows: int) -> NDArray[np.float64]:
-        """float64[windows], sums over the requests that arrive in each window; the last window
-        lasts until the end.
+    def counts(self, window_s: float, windows: int) -> NDArray[np.int64]:
+        """int64[windows], requests that arrive in each window of ``window_s``; the last window
+        lasts until the end."""
+        return np.diff(self._edges(window_s, windows))
 
-        Args:
-          values: [n], of each request.
-          window_s: length of a window, s.
-          windows: number of windows.
-        """
-        edges = np.searchsorted(self.arrival_s, np.arange(windows) * window_s)
-        some = np.diff(edges, append=len(self)) > 0
+    def sums(self, values: NDArray[Any], window_s: float, windows: int) -> NDArray[np.float64]:
+        """float64[windows], sums of ``values``, [n], over the requests of ``counts``."""
+        edges = self._edges(window_s, windows)
+        some = np.diff(edges) > 0
         found = np.zeros(windows)
         # A window without requests begins where the next one does.
-        found[some] = np.add.reduceat(values, edges[some], dtype=np.float64)
+        found[some] = np.add.reduceat(values, edges[:-1][some], dtype=np.float64)
         return found
+
+    def _edges(self, window_s: float, windows: int) -> NDArray[np.int64]:
+        """int64[windows + 1], the first request of each window, and the number of requests."""
+        first = np.searchsorted(self.arrival_s, np.arange(windows) * window_s)
+        return np.append(first, len(self))
 
     @property
     def beyond_table(self) -> tuple[int, int]:
@@ -282,6 +287,9 @@ def load_trace(
 
 def _coarse_tick_s(time_s: NDArray[np.float64]) -> float | None:
     """The step of which all times are multiples, if it is long and times are shared."""
+    first_steps_s = np.diff(time_s[:_GLANCE])
+    if np.any((first_steps_s > 0.0) & (first_steps_s < COARSE_TICK_S)):
+        return None
     steps_s = np.diff(time_s)
     apart = steps_s > 0.0
     if apart.sum() < _MIN_TICKS or apart.all():

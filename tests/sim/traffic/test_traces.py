@@ -403,9 +403,11 @@ def test_sums_over_windows_are_those_of_their_requests(times_s: list[float], win
     """Windows without requests have none; the last one lasts until the end."""
     arrival_s = np.sort(np.array(times_s) - min(times_s))
     tokens = np.arange(1, len(arrival_s) + 1, dtype=np.int32)
-    found = Trace(arrival_s, tokens, tokens).sums(tokens, 1.0, windows)
+    trace = Trace(arrival_s, tokens, tokens)
     place = np.minimum(arrival_s.astype(int), windows - 1)
-    np.testing.assert_array_equal(found, np.bincount(place, tokens, windows))
+    expected = np.bincount(place, tokens, windows)
+    np.testing.assert_array_equal(trace.sums(tokens, 1.0, windows), expected)
+    np.testing.assert_array_equal(trace.counts(1.0, windows), np.bincount(place, None, windows))
 
 
 def test_blocks_of_16_tokens_are_not_mooncakes(write) -> None:
