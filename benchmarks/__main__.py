@@ -11,6 +11,7 @@ import jax
 from benchmarks.environment import (
     batched_windows_per_s,
     gymnax_steps_per_s,
+    reference_requests_per_s,
     scipy_steps_per_s,
     single_step_s,
     state_bytes,
@@ -23,6 +24,8 @@ from jaxserve.studies.compare.trained import LEARNING_RATE, STEPS
 LEARNERS = 1024
 SEEDS = 8
 HARD = "adversarial_multitenant"
+HOUR_REQUESTS = 23_608
+"""Requests of an hour that DynoSim plays on 8 workers in 2.41 s by its own account."""
 BATCHES = (256, 1024, 4096, 16384)
 
 
@@ -80,6 +83,11 @@ def speed_page() -> str:
     lines.append(
         f"| five SciPy look-ups, no dynamics | {scipy_rate:,.0f} steps/s "
         f"(the hard task at batch 4,096 is {speeds[4096] / scipy_rate:,.0f} times faster) |"
+    )
+    rate = reference_requests_per_s(HOUR_REQUESTS, 3600.0)
+    lines.append(
+        f"| reference simulator, an hour of {HOUR_REQUESTS:,} requests on 8 GPUs, one core | "
+        f"{HOUR_REQUESTS / rate:.3f} s ({rate:,.0f} requests/s) |"
     )
     ceiling = gymnax_steps_per_s(4096)
     if ceiling:

@@ -18,7 +18,12 @@ from scipy.interpolate import RegularGridInterpolator
 import jaxserve
 from jaxserve.runtime.devices import on_each, spread
 from jaxserve.seeds import episode_keys
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.stack import Stack, serve
+from jaxserve.sim.machine.tabulated import TabulatedTimer
+from jaxserve.sim.reference.own_log import ServedBy, simulate
 from jaxserve.sim.table.file import read_table_file
+from jaxserve.sim.traffic.traces import Trace
 
 RUNS = 5
 WINDOWS = 20
@@ -100,6 +105,19 @@ def scipy_steps_per_s(table: str) -> float:
                 interpolator(point)
 
     return count / median_s(run)
+
+
+def reference_requests_per_s(requests: int, duration_s: float) -> float:
+    """Requests per second that the reference simulator serves on one core: Poisson arrivals with
+    lognormal lengths of about 1,000 and 200 tokens, on eight H100 with Llama-3.1-8B."""
+    rng = np.random.default_rng(0)
+    arrival_s = np.sort(rng.uniform(0.0, duration_s, requests))
+    lengths = [np.rint(rng.lognormal(np.log(mean), 0.8, requests)) for mean in (1000.0, 200.0)]
+    prompt, output = (np.clip(each, 1, 16_000).astype(np.int32) for each in lengths)
+    trace = Trace(arrival_s - arrival_s[0], prompt, output)
+    timer = TabulatedTimer(CostModel.of(*serve("h100-sxm-80gb", "llama-3.1-8b", Stack())))
+    by = ServedBy(kv_tokens=400_000, gpus=8)
+    return requests / median_s(lambda: simulate(trace, timer, by))
 
 
 def gymnax_steps_per_s(batch: int) -> float | None:
