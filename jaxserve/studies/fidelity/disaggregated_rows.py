@@ -18,7 +18,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,8 @@ class DisaggregatedRow:
     """measured mean time to first token."""
     tpot_s: float
     """measured mean time per output token."""
+    release: str = field(default="", compare=False, repr=False)
+    """version of the engine or of its image as the row names it; empty where it names none."""
 
     @property
     def mean_prompt(self) -> float:
@@ -94,6 +96,12 @@ class DisaggregatedRow:
     def mean_output(self) -> float:
         """Mean tokens of an output."""
         return float(mean_tokens(self.output, equal=False))
+
+    def kind(self, workers: RoleWorkers) -> tuple[str | bool, ...]:
+        """Engines of a role that have numbers of their own: those of one release, format, model and
+        way to attend."""
+        engine, weights = self.stack.engine, self.stack.formats[0]
+        return engine, self.release, weights, self.model, workers.ranks_attend
 
     @property
     def fold(self) -> int:
@@ -174,6 +182,7 @@ def _row(item: Mapping[str, object]) -> DisaggregatedRow | str:
         drafts=settings["drafts"],
         ttft_s=1e-3 * number(item["silicon_ttft_ms"]),
         tpot_s=1e-3 * number(item["silicon_tpot_ms"]),
+        release=str(item["backend_version"]),
     )
     link_gpus = row.served(decode)[0].link_gpus
     return row if max(prefill.gpus, decode.gpus) <= link_gpus else "layout"

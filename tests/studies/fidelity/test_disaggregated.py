@@ -4,14 +4,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxserve.sim.machine.stack import Stack
 from jaxserve.studies.fidelity.disaggregated import (
     Apart,
-    DisaggregatedLoop,
+    DisaggregatedLoops,
+    FittedApart,
+    LoopTimes,
+    decoding_requests,
     disaggregated_fidelity,
-    fitted_apart,
     held_out_times,
 )
 from jaxserve.studies.fidelity.disaggregated_rows import (
@@ -98,6 +101,15 @@ def _row(**changes: Any) -> DisaggregatedRow:
     return dataclasses.replace(row, **changes)
 
 
+def _times(row: DisaggregatedRow, apart: Apart) -> tuple[DisaggregatedLoops, LoopTimes]:
+    """The loop of a row, and its times with these numbers."""
+    loops = DisaggregatedLoops([row])
+    handoff_s, prefill, launches, experts = np.array([apart]).T
+    table = loops.tpot_s(loops.numbers(), launches, experts)
+    ttft_s, tpot_s = loops.times(handoff_s, prefill, table)
+    return loops, LoopTimes(float(ttft_s[0]), float(tpot_s[0]))
+
+
 def test_requests_in_flight_are_rate_times_time() -> None:
     """Little's law, where nothing binds, where prefill does, and where the limit of sequences does;
     in the latter two the time to the first token is the wait of a closed loop."""
@@ -107,16 +119,16 @@ def test_requests_in_flight_are_rate_times_time() -> None:
         (_row(concurrency=2048), "prefill"),
         (_row(decode=limit), 8),
     ):
-        loop = DisaggregatedLoop(row)
-        times = loop.times(Apart(0.1))
-        base_s = loop.own_s + loop.transfer_s + 0.1
+        loops, times = _times(row, Apart(0.1))
+        (own_s,), (transfer_s,), (most_per_s,) = loops.own_s, loops.transfer_s, loops.prefill_per_s
+        base_s = own_s + transfer_s + 0.1
         steady_s = (times.ttft_s - 0.1 * base_s) / 0.9
-        steady_s -= row.concurrency / (2 * loop.prefill_per_s) / 9
+        steady_s -= row.concurrency / (2 * most_per_s) / 9
         rate = row.concurrency / (steady_s + row.mean_output * times.tpot_s)
-        assert rate <= loop.prefill_per_s * 1.001
+        assert rate <= most_per_s * 1.001
         if bound == "prefill":
             # The queue of a closed loop is finite, so that the load stays below 1.
-            assert rate == pytest.approx(loop.prefill_per_s, rel=1e-2)
+            assert rate == pytest.approx(most_per_s, rel=1e-2)
         elif bound:
             assert rate * row.mean_output * times.tpot_s == pytest.approx(bound, rel=1e-3)
         else:
@@ -125,33 +137,57 @@ def test_requests_in_flight_are_rate_times_time() -> None:
 
 def test_more_decoding_engines_decode_fewer_each() -> None:
     """TPOT is of decoding alone: engines divide the sequences, and prompts add nothing."""
-    few, many = (
-        DisaggregatedLoop(_row(decode=dataclasses.replace(_row().decode, count=count))).times(
-            Apart(0.0)
-        )
+    (_, few), (_, many) = (
+        _times(_row(decode=dataclasses.replace(_row().decode, count=count)), Apart(0.0))
         for count in (1, 4)
     )
     assert many.tpot_s < few.tpot_s
-    longer = DisaggregatedLoop(_row(prefill=dataclasses.replace(_row().prefill, count=8)))
-    assert longer.times(Apart(0.0)).tpot_s == pytest.approx(
-        DisaggregatedLoop(_row()).times(Apart(0.0)).tpot_s, rel=0.02
-    )
+    _, longer = _times(_row(prefill=dataclasses.replace(_row().prefill, count=8)), Apart(0.0))
+    assert longer.tpot_s == pytest.approx(_times(_row(), Apart(0.0))[1].tpot_s, rel=0.02)
+
+
+def test_times_between_tabulated_numbers_are_those_of_the_steps() -> None:
+    """The interpolated TPOT is that of as many requests as decode by the times found."""
+    for concurrency in (1, 3, 50, 700):
+        row = _row(concurrency=concurrency)
+        loops, times = _times(row, Apart(0.0, 0.01))
+        found = dataclasses.replace(row, ttft_s=times.ttft_s, tpot_s=times.tpot_s)
+        ones = np.ones(1)
+        exact_s = loops.tpot_s(decoding_requests([found]), ones, ones)
+        assert times.tpot_s == pytest.approx(exact_s[0], rel=0.02)
+
+
+def _measured(row: DisaggregatedRow, apart: Apart) -> DisaggregatedRow:
+    """The row with the times of these numbers as its measured ones."""
+    _, times = _times(row, apart)
+    return dataclasses.replace(row, ttft_s=times.ttft_s, tpot_s=times.tpot_s)
 
 
 def test_the_numbers_of_an_engine_are_found_without_the_judged_third() -> None:
     """Rows made with other numbers give them back, and each row is predicted by the others'."""
-    made = Apart(0.3, 1.4, 1.5)
-    rows = [_row(concurrency=each) for each in (4, 8, 16, 32, 64, 96)]
-    times = [DisaggregatedLoop(row).times(made) for row in rows]
-    rows = [
-        dataclasses.replace(row, ttft_s=each.ttft_s, tpot_s=each.tpot_s)
-        for row, each in zip(rows, times, strict=True)
-    ]
+    made = Apart(0.3, 1.4, 1.5, 0.5)
+    rows = [_measured(_row(concurrency=each), made) for each in (4, 8, 16, 32, 64, 96)]
     assert len({row.fold for row in rows}) > 1
-    loops = [DisaggregatedLoop(row) for row in rows]
-    assert fitted_apart(rows, loops) == pytest.approx(made, rel=0.05)
+    found = FittedApart(rows, DisaggregatedLoops(rows)).of(rows[0])
+    assert found[:3] == pytest.approx(made[:3], rel=0.1)
     for row, times in zip(rows, held_out_times(rows), strict=True):
         assert times.ttft_s == pytest.approx(row.ttft_s, rel=0.1)
+        assert times.tpot_s == pytest.approx(row.tpot_s, rel=0.05)
+
+
+def test_a_release_has_numbers_of_its_own() -> None:
+    """Where its rows say so; a release without rows has those of all."""
+    slow, fast = Apart(0.3, 1.4, 2.0), Apart(0.3, 1.4, 0.7)
+    rows = [
+        _measured(_row(concurrency=each, release=release), apart)
+        for release, apart in (("1", slow), ("2", fast))
+        for each in (4, 8, 16, 32, 64, 96)
+    ]
+    fitted = FittedApart(rows, DisaggregatedLoops(rows))
+    first, second, unknown = (fitted.of(_row(release=each)).launches for each in "123")
+    assert first == pytest.approx(2.0, rel=0.15)
+    assert second == pytest.approx(0.7, rel=0.15)
+    assert second < unknown < first
 
 
 def test_the_page_has_both_times(tmp_path: Path) -> None:
