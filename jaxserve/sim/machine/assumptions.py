@@ -58,7 +58,8 @@ def _served(
     experts = isinstance(model, LargeModel) and model.experts is not None
     for name in (stack.formats[tier] for tier in tiers):
         body = rest_of(name) if experts else name
-        yield f"{body} products", served_products(served, "formats", stack.engine).inside(body)
+        products = served_products(served, "formats", stack.engine, dense=not experts)
+        yield f"{body} products", products.inside(body)
         if experts:
             products = served_products(served, "experts", stack.engine)
             yield f"{name} experts", products.inside(name)

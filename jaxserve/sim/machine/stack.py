@@ -207,7 +207,8 @@ def _served_gpu(name: str, model: LargeModel, stack: Stack) -> ServedGpu:
     served = data.inside("served")
 
     def fits(group: str, names: list[str]) -> tuple[LinearFit, LinearFit, LinearFit]:
-        products = served_products(served, group, stack.engine)
+        dense = model.experts is None
+        products = served_products(served, group, stack.engine, dense)
         known = [key for key in products if key != "source"]
         first, second, third = (
             block(LinearFit, products, checks.one_of(f"format on {Path(name).stem}", each, known))
@@ -237,7 +238,7 @@ def _served_gpu(name: str, model: LargeModel, stack: Stack) -> ServedGpu:
     return ServedGpu(**values)
 
 
-def served_products(served: JsonObject, group: str, engine: str) -> JsonObject:
+def served_products(served: JsonObject, group: str, engine: str, dense: bool = False) -> JsonObject:
     """Constants of products by format: those of the GPU's file, and in their place what the kernels
     of the engine reach on GPUs of its family.
 
@@ -245,16 +246,22 @@ def served_products(served: JsonObject, group: str, engine: str) -> JsonObject:
       served: group ``served`` of the GPU's file.
       group: ``formats`` or ``experts``.
       engine: name of the engine.
+      dense: whether they are of a dense model, which the engine's group ``dense`` was fitted to.
     """
     where = f"engines/{engine}.json"
     data = JsonObject(load_json(where), where)
-    own = data.inside("products").inside(served.text("family")).get(group, {})
+    family = data.inside("products").inside(served.text("family"))
+    groups = [family.get(each, {}) for each in ((group, "dense") if dense else (group,))]
     shared = served.inside(group)
+    own = {
+        name: {key: value for each in groups for key, value in each.get(name, {}).items()}
+        for name in shared
+    }
     merged = dict(shared)
-    for name in shared:
-        if name in own:
-            merged[name] = {**shared.inside(name), **own[name], "source": data.text("source")}
-    if "int8" in shared and "fp8" in own:  # assumed to run as fp8 does, as its source says
+    for name, constants in own.items():
+        if constants:
+            merged[name] = {**shared.inside(name), **constants, "source": data.text("source")}
+    if "int8" in shared and own.get("fp8"):  # assumed to run as fp8 does, as its source says
         merged["int8"] = {**shared.inside("int8"), **own["fp8"]}
     return JsonObject(merged, shared.where)
 

@@ -50,6 +50,16 @@ def test_a_model_that_only_fits_in_fp8_is_served_in_fp8() -> None:
     assert kv_capacity_tokens(*served, 0, 1.0, False) > 100_000
 
 
+def test_what_was_fitted_to_dense_models_is_theirs_alone() -> None:
+    """A model with experts has the layer constant of the GPU's own file."""
+    fitted_s = load_json("engines/sglang.json")["products"]["hopper"]["dense"]["fp8"]
+    measured_s = load_json(f"hardware/{H200}.json")["served"]["formats"]["fp8"]
+    assert fitted_s["layer_constant_s"] != measured_s["layer_constant_s"]
+    for model, expected_s in (("llama-3.1-8b", fitted_s), ("deepseek-v3", measured_s)):
+        served, _ = serve(H200, model, Stack("sglang", formats=FP8))
+        assert served.linear[0].layer_constant_s == expected_s["layer_constant_s"]
+
+
 def test_formats_are_tiers_of_their_own() -> None:
     """Weights shrink with the format, and a small batch decodes faster."""
     gpu, model = serve("b200-sxm-180gb", "llama-3.1-70b", Stack(formats=("bf16", "fp8", "fp4")))
