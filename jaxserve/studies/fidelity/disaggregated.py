@@ -92,7 +92,8 @@ class DisaggregatedLoops:
 
     def __init__(self, rows: Sequence[DisaggregatedRow]) -> None:
         """Computes what does not depend on ``Apart``."""
-        self._rows = tuple(rows)
+        self.rows = tuple(rows)
+        """the rows."""
         self._decode = [_DecodeSteps(row) for row in rows]
         prefills = np.array([_prefill_times(row) for row in rows]).reshape(-1, 3)
         self.prefill_per_s, self.own_s, self.transfer_s = prefills.T
@@ -105,7 +106,7 @@ class DisaggregatedLoops:
 
     def chosen(self, places: Sequence[int]) -> DisaggregatedLoops:
         """The loops of some of the rows."""
-        return DisaggregatedLoops([self._rows[place] for place in places])
+        return DisaggregatedLoops([self.rows[place] for place in places])
 
     def tpot_s(self, decoding: Array, launches: Array, experts: Array) -> Array:
         """Seconds per output token, float64[n, ...], where ``decoding``, float64[n, ...], requests
@@ -126,7 +127,7 @@ class DisaggregatedLoops:
         """
         most_per_s = self.prefill_per_s / prefill
         base_s = handoff_s + self.transfer_s + prefill * self.own_s
-        low, high = np.zeros(len(self._rows)), self._most
+        low, high = np.zeros(len(self.rows)), self._most
         for _ in range(_BISECTIONS):
             decoding = (low + high) / 2
             rate = decoding / (self._output * self._interpolated(decoding, tpot_s))
@@ -154,7 +155,7 @@ class _DecodeSteps:
         gpu, model = row.served(row.decode)
         self._row, self._cost = row, CostModel.of(gpu, model, row.decode.gpus)
         context = row.mean_prompt + row.mean_output / 2
-        self._context, self._model = context, model
+        self._context = context
         pool = kv_pool_tokens(gpu, model, row.decode.gpus) / context
         limit = row.decode.count * min(row.decode.most, max(pool, 1.0))
         self.most = float(min(row.concurrency, limit))
@@ -233,17 +234,17 @@ class _OfKinds:
           centres: values that the engine's numbers are drawn to; those of a kind are drawn to them.
           errors: logarithms of predicted by measured times, of float64[rows] for each number.
         """
-        self._kinds = list(dict.fromkeys(kinds))
-        start = np.zeros((1 + len(self._kinds), len(centres)))
-        start[0] = np.log(centres)
-        self._logs = start
+        self._places = {kind: 1 + place for place, kind in enumerate(dict.fromkeys(kinds))}
+        self._logs = np.zeros((1 + len(self._places), len(centres)))
+        self._logs[0] = np.log(centres)
         if not kinds:
             return
+        start = self._logs
 
         def residuals(flat: Array) -> Array:
-            self._logs = flat.reshape(start.shape)
-            priors = WEAK * (self._logs[0] - start[0]), OF_VERSION * self._logs[1:].ravel()
-            return np.concatenate([errors(*self.of(kinds)), *priors])
+            logs = flat.reshape(start.shape)
+            priors = WEAK * (logs[0] - start[0]), OF_VERSION * logs[1:].ravel()
+            return np.concatenate([errors(*self._of(logs, kinds)), *priors])
 
         found = least_squares(
             residuals, start.ravel(), loss="soft_l1", f_scale=_NOISE, max_nfev=30, diff_step=_STEP
@@ -252,47 +253,55 @@ class _OfKinds:
 
     def of(self, kinds: Sequence[Kind]) -> Array:
         """float64[numbers, rows] of rows of these kinds; an unknown kind has the engine's."""
-        engine, own = self._logs[0], dict(zip(self._kinds, self._logs[1:], strict=True))
-        logs = np.array([engine + own.get(kind, 0.0) for kind in kinds])
-        return np.exp(logs).reshape(-1, len(engine)).T
+        return self._of(self._logs, kinds)
+
+    def _of(self, logs: Array, kinds: Sequence[Kind]) -> Array:
+        """Numbers by their logarithms: the engine's, then how much larger those of a kind are."""
+        own = np.vstack([np.zeros_like(logs[:1]), logs[1:]])
+        return np.exp(logs[0] + own[[self._places.get(kind, 0) for kind in kinds]]).T
 
 
 class FittedApart:
     """The numbers of an engine, fitted to the measured times of its rows."""
 
-    def __init__(self, rows: Sequence[DisaggregatedRow], loops: DisaggregatedLoops) -> None:
+    def __init__(self, loops: DisaggregatedLoops) -> None:
+        """Fits the numbers of decoding first, then those of prefill."""
+        rows = loops.rows
         ttft_s, tpot_s = np.array([(row.ttft_s, row.tpot_s) for row in rows]).reshape(-1, 2).T
         decoding = decoding_requests(rows)
 
         def decoded(launches: Array, experts: Array) -> Array:
             return np.log(loops.tpot_s(decoding, launches, experts) / tpot_s)
 
-        self._decode = _OfKinds([row.kind(row.decode) for row in rows], Apart()[2:], decoded)
-        table = self._table(rows, loops)
+        self._decode = _OfKinds(_kinds_of(rows, "decode"), Apart()[2:], decoded)
+        table = self._table(loops)
 
         def served(handoff_s: Array, prefill: Array) -> Array:
             found = loops.times(handoff_s, prefill, table)
             return np.log(np.concatenate(found) / np.concatenate((ttft_s, tpot_s)))
 
-        self._prefill = _OfKinds([row.kind(row.prefill) for row in rows], Apart()[:2], served)
+        self._prefill = _OfKinds(_kinds_of(rows, "prefill"), Apart()[:2], served)
 
     def of(self, row: DisaggregatedRow) -> Apart:
         """The numbers of a row."""
-        prefill, decode = (
-            of_kinds.of([row.kind(workers)]).ravel().tolist()
-            for of_kinds, workers in ((self._prefill, row.prefill), (self._decode, row.decode))
-        )
-        return Apart(*prefill, *decode)
+        prefill = self._prefill.of(_kinds_of([row], "prefill")).ravel().tolist()
+        return Apart(*prefill, *self._decode.of(_kinds_of([row], "decode")).ravel().tolist())
 
-    def times(self, rows: Sequence[DisaggregatedRow], loops: DisaggregatedLoops) -> list[LoopTimes]:
-        """Times of rows with these numbers."""
-        handoff_s, prefill = self._prefill.of([row.kind(row.prefill) for row in rows])
-        ttft_s, tpot_s = loops.times(handoff_s, prefill, self._table(rows, loops))
+    def times(self, loops: DisaggregatedLoops) -> list[LoopTimes]:
+        """Times of loops with these numbers."""
+        handoff_s, prefill = self._prefill.of(_kinds_of(loops.rows, "prefill"))
+        ttft_s, tpot_s = loops.times(handoff_s, prefill, self._table(loops))
         return [LoopTimes(*each) for each in zip(ttft_s.tolist(), tpot_s.tolist(), strict=True)]
 
-    def _table(self, rows: Sequence[DisaggregatedRow], loops: DisaggregatedLoops) -> Array:
-        launches, experts = self._decode.of([row.kind(row.decode) for row in rows])
+    def _table(self, loops: DisaggregatedLoops) -> Array:
+        """float64[n, G], TPOT at ``loops.numbers``."""
+        launches, experts = self._decode.of(_kinds_of(loops.rows, "decode"))
         return loops.tpot_s(loops.numbers(), launches, experts)
+
+
+def _kinds_of(rows: Sequence[DisaggregatedRow], role: str) -> list[Kind]:
+    """Kind of the engines of a role, ``prefill`` or ``decode``, of each row."""
+    return [row.kind(getattr(row, role)) for row in rows]
 
 
 def held_out_times(rows: Sequence[DisaggregatedRow]) -> list[LoopTimes]:
@@ -304,8 +313,7 @@ def held_out_times(rows: Sequence[DisaggregatedRow]) -> list[LoopTimes]:
     found: dict[int, LoopTimes] = {}
     for (engine, fold), places in parts.items():
         others = [i for part in range(FOLDS) if part != fold for i in parts.get((engine, part), ())]
-        apart = FittedApart([rows[i] for i in others], loops.chosen(others))
-        times = apart.times([rows[i] for i in places], loops.chosen(places))
+        times = FittedApart(loops.chosen(others)).times(loops.chosen(places))
         found |= dict(zip(places, times, strict=True))
     return [found[i] for i in range(len(rows))]
 

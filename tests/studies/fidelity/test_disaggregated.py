@@ -173,7 +173,7 @@ def test_the_numbers_of_an_engine_are_found_without_the_judged_third() -> None:
         for each, prefill in (*loads, (512, many), (1024, many), (2048, many))
     ]
     assert len({row.fold for row in rows}) > 1
-    found = FittedApart(rows, DisaggregatedLoops(rows)).of(rows[0])
+    found = FittedApart(DisaggregatedLoops(rows)).of(rows[0])
     assert found == pytest.approx(made, rel=0.1)
     for row, times in zip(rows, held_out_times(rows), strict=True):
         assert times.ttft_s == pytest.approx(row.ttft_s, rel=0.1)
@@ -188,7 +188,7 @@ def test_a_release_has_numbers_of_its_own() -> None:
         for release, apart in (("1", slow), ("2", fast))
         for each in (4, 8, 16, 32, 64, 96)
     ]
-    fitted = FittedApart(rows, DisaggregatedLoops(rows))
+    fitted = FittedApart(DisaggregatedLoops(rows))
     first, second, unknown = (fitted.of(_row(release=each)).launches for each in "123")
     assert first == pytest.approx(2.0, rel=0.15)
     assert second == pytest.approx(0.7, rel=0.15)
