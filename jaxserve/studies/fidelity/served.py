@@ -44,7 +44,7 @@ _CHECKS: tuple[tuple[str, float, Callable[[ServedRow], bool]], ...] = (
     ("TPOT DeepSeek V3 and R1", 8.0, lambda row: row.model == "deepseek-v3"),
 )
 """Name, bar in percent, and rows of each check."""
-_ALL, _ALL_BAR = "TPOT of all rows but the impossible ones", 8.0
+_ALL, _ALL_BAR = "TPOT of all rows but the impossible ones", 7.5
 
 
 @dataclass(frozen=True)
