@@ -3,7 +3,8 @@
 The traffic is drawn from the clients of ServeGen's chat_large: every client has its rates of ten
 minutes, the coefficient of variation of its times between requests, and its quantiles of lengths; a
 share of the requests is kept. Each plan is a process of its own, whose seconds and greatest
-resident memory the system reports.
+resident memory the system reports. A plan for all requests needs ten gigabytes of disk and
+thirteen of memory.
 """
 
 from __future__ import annotations

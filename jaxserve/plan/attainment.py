@@ -38,8 +38,12 @@ class Attained:
 
     @classmethod
     def of(cls, missed: Sequence[NDArray[np.bool_]], traffic: PlayedTraffic) -> Attained:
-        """Args: bool[n] of each part of the traffic, whether each request misses the objectives,
-        and the traffic."""
+        """The share after a run.
+
+        Args:
+          missed: bool[n] of each part of the traffic, whether each request misses the objectives.
+          traffic: the parts.
+        """
         found = cls(
             1.0 - traffic.total(missed) / max(traffic.requests, 1),
             sum(int(part.counted.sum()) for part in traffic.parts),
@@ -102,6 +106,7 @@ class Played(Attained):
     @classmethod
     def judged(
         cls,
+        attained: Attained,
         logs: Sequence[np.ndarray],
         traffic: PlayedTraffic,
         objective: PlanObjective,
@@ -110,12 +115,12 @@ class Played(Attained):
         """The result of a run.
 
         Args:
+          attained: the share of the requests.
           logs: ``LOG_DTYPE`` rows of each part of the traffic.
           traffic: the parts.
           objective: the objectives.
           replicas: engines that served.
         """
-        attained = Attained.of([missed(each, objective) for each in logs], traffic)
 
         def counted(columns: Sequence[np.ndarray]) -> np.ndarray:
             parts = zip(columns, traffic.parts, strict=True)

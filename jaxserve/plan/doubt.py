@@ -74,8 +74,8 @@ def published_doubt(
 
 
 ROW_ERROR = 0.047
-"""Median relative error of TPOT that choices reckon with: half a percent more than measured servers
-show, held out by thirds (docs/fidelity_results.md, "TPOT of all rows but the impossible ones")."""
+"""Median relative error of TPOT that choices reckon with: a little more than measured servers show,
+held out by thirds (docs/fidelity_results.md, "TPOT of all rows but the impossible ones")."""
 _NORMAL_MEDIAN = 0.6745  # median absolute value of a standard normal number
 
 

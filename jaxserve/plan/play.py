@@ -199,9 +199,10 @@ def _play(
                 trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / scale)
             logs.append(simulate(trace, timer, served_by(by, trace, frontend_s), part.before))
             misses.append(missed(logs[-1], objective))
-        if Attained.of(misses, so_far).sure(objective.attainment):
+        attained = Attained.of(misses, so_far)
+        if attained.sure(objective.attainment):
             break
-    return Played.judged(logs, so_far, objective, played)
+    return Played.judged(attained, logs, so_far, objective, played)
 
 
 def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> ServedBy:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxserve.plan import played_traffic, traffic_parts
-from jaxserve.plan.attainment import Played
+from jaxserve.plan.attainment import Attained, missed
 from jaxserve.plan.inputs import PlanObjective
 from jaxserve.plan.traffic_parts import MOST_PLAYED, PlayedTraffic, busiest, traffic_to_play
 from jaxserve.sim.reference.request import LOG_DTYPE
@@ -105,11 +105,11 @@ def test_a_sample_tells_the_share_of_misses(late: float, monkeypatch: pytest.Mon
             whole, _ = traffic_to_play(trace, 0.99)
         objective = PlanObjective(1.0, 0.1)
         true, found, bound = (
-            Played.judged(_logs(each, late), each, objective, 1)
+            Attained.of([missed(log, objective) for log in _logs(each, late)], each)
             for each in (whole, sampled, screened)
         )
         share = sampled.shared(1, 4)
-        of_share = Played.judged(_logs(share, late), share, objective, 1)
+        of_share = Attained.of([missed(log, objective) for log in _logs(share, late)], share)
         assert of_share.sampling == pytest.approx(found.sampling, rel=0.5, abs=1e-3)
         assert found.sampling > 0.0 or found.attainment == pytest.approx(true.attainment, abs=1e-3)
         inside += abs(found.attainment - true.attainment) <= found.chance

@@ -18,7 +18,7 @@ from jaxserve.sim.machine import tabulated
 
 NONE = -1
 """No engine, or no request."""
-_COMPILED = ("compiled.py", "compiled_engine.py", "compiled_columns.py")
+_SOURCES = ("compiled.py", "compiled_engine.py", "compiled_columns.py")
 
 
 def _folder() -> Path | None:
@@ -30,7 +30,7 @@ def _folder() -> Path | None:
     folder = cache_folder()
     if folder is None:
         return None
-    here = [Path(__file__).with_name(name) for name in _COMPILED]
+    here = [Path(__file__).with_name(name) for name in _SOURCES]
     files = [*here, Path(tabulated.__file__)]
     sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     return folder / "numba" / sources.hexdigest()[:16]
@@ -43,8 +43,7 @@ def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function, once for all processes where a folder for it can be written.
 
     Functions allocate nothing: Numba would count the references to each of the columns at every
-    call. They are inlined, as a call passes all columns. Without both a trace takes six times as
-    long.
+    call, which took most of the time. They are inlined, as a call passes all columns.
     """
     how: Any = {"_nrt": False, "forceinline": True}
     if _FOLDER is None:

@@ -104,10 +104,6 @@ class DisaggregatedLoops:
         self._concurrency = np.array([row.concurrency for row in rows], np.float64)
         self._output = np.array([row.mean_output for row in rows])
 
-    def chosen(self, places: Sequence[int]) -> DisaggregatedLoops:
-        """The loops of some of the rows."""
-        return DisaggregatedLoops([self.rows[place] for place in places])
-
     def tpot_s(self, decoding: Array, launches: Array, experts: Array) -> Array:
         """Seconds per output token, float64[n, ...], where ``decoding``, float64[n, ...], requests
         decode."""
@@ -306,14 +302,14 @@ def _kinds_of(rows: Sequence[DisaggregatedRow], role: str) -> list[Kind]:
 
 def held_out_times(rows: Sequence[DisaggregatedRow]) -> list[LoopTimes]:
     """Times of each row under the numbers of its engine, fitted without its third."""
-    loops = DisaggregatedLoops(rows)
     parts: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         parts[row.stack.engine, row.fold].append(place)
     found: dict[int, LoopTimes] = {}
     for (engine, fold), places in parts.items():
         others = [i for part in range(FOLDS) if part != fold for i in parts.get((engine, part), ())]
-        times = FittedApart(loops.chosen(others)).times(loops.chosen(places))
+        apart = FittedApart(DisaggregatedLoops([rows[i] for i in others]))
+        times = apart.times(DisaggregatedLoops([rows[i] for i in places]))
         found |= dict(zip(places, times, strict=True))
     return [found[i] for i in range(len(rows))]
 
