@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxserve.errors import InputError
+from jaxserve.runtime.jax_setup import collect_garbage_rarely
 from jaxserve.runtime.listening import BACKLOG, listen, raise_file_limit
 from server.server_settings import Settings
 from server.shutdown import end, end_in_time, end_while_starting
@@ -69,6 +70,7 @@ def _without_queries(record: logging.LogRecord) -> bool:
 
 @functools.cache
 def _build() -> FastAPI:
+    collect_garbage_rarely()  # a request of ``step_many``, too, makes thousands of objects
     settings = _settings()
     started = end_while_starting()
     for name in ("uvicorn.access", "uvicorn.error"):

@@ -18,12 +18,16 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from jaxserve.runtime.jax_setup import collect_garbage_rarely
 from server.local import LocalServer
 from tests.processor_time import ProcessorTime
 from tests.quick_compiler import compile_quickly, programs_compute
 
 StartServer = Callable[..., LocalServer]
-_LARGE_BYTES = 800 * 2**20
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_LARGE_BYTES = psutil.virtual_memory().total / 2 / _WORKERS
+_MANY_MAPS = 30_000
+"""Memory maps of a process, of which Linux grants 65,530; a program holds up to a thousand."""
 _KINDS = ("deep", "slow", "fast")
 """Kinds of tests, the longest first."""
 _PROCESSOR_TIME = ProcessorTime()
@@ -60,6 +64,7 @@ settings.load_profile("ci")
 def pytest_configure(config: pytest.Config) -> None:
     """Nearly every test waits for the compiler; a run says which files take most."""
     compile_quickly()
+    collect_garbage_rarely()
     # absl closes the stream of its import when logging is configured anew, as uvicorn does; that is
     # pytest's own if a test has another one by then.
     absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
@@ -87,17 +92,24 @@ def pytest_collection_finish() -> None:
 def _programs_find_room() -> Iterator[None]:
     """Drops compiled programs after a file that leaves the process large.
 
-    Workers that keep all of their programs fill the memory of a machine within half an hour. Linux
-    grants a process 65,530 memory maps, and one program holds up to a thousand of them. Programs
-    that a later file needs are in the cache on disk.
+    Workers that keep all of their programs may fill the memory of a machine within half an hour.
+    Programs that a later file needs are in the cache on disk, yet have to be traced again.
     """
     yield
-    if "jax" in sys.modules and psutil.Process().memory_info().rss > _LARGE_BYTES:
+    if "jax" in sys.modules and (
+        psutil.Process().memory_info().rss > _LARGE_BYTES or _memory_maps() > _MANY_MAPS
+    ):
         sys.modules["jax"].clear_caches()
         gc.collect()
         # glibc keeps what the compiler freed until it is asked for it.
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def _memory_maps() -> int:
+    """Memory maps of this process; 0 where the system does not tell."""
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else 0
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,12 @@ def _set_up(arguments: Sequence[str]) -> None:
     """Sets up JAX for a command that computes."""
     if not arguments or arguments[0] not in COMMANDS or arguments[0] in _COMPUTE_NOTHING:
         return
-    from jaxserve.runtime.jax_setup import enable_compilation_cache, use_all_cores
+    from jaxserve.runtime.jax_setup import (
+        collect_garbage_rarely,
+        enable_compilation_cache,
+        use_all_cores,
+    )
 
+    collect_garbage_rarely()
     enable_compilation_cache()
     use_all_cores()

@@ -25,7 +25,6 @@ from server.sessions.programs import Simulator
 _LOG = logging.getLogger("jaxserve.server")
 _FIRST = "static_workload"
 _PATIENCE_S = 30.0
-_OBJECTS_BETWEEN_SEARCHES = 100_000
 
 Job = Callable[[], None]
 
@@ -123,8 +122,6 @@ class Compilation:
         # Freeze imported objects: with JAX loaded, a full collection stalls all sessions for a
         # quarter of a second.
         gc.freeze()
-        # A request of ``step_many`` makes thousands of objects without cycles.
-        gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
         self._settled.set()
         while not self._ending:
             if not self._answer_one():

@@ -36,13 +36,13 @@ def test_a_language_model_drives_and_says_why(
         assert "JAXSERVE_MODEL_TOKENS" in page.inner_text("#status")
         assert httpx.get(f"{modelled.url}/runtime").json()["language_model"] is False
         assert page.input_value("#batch_cap_exact") == "128"
-        events = page.locator("#happened li").all_inner_texts()
+        events = page.locator("#happened li").all_text_contents()
         for cap in ("64 \u2192 96", "96 \u2192 128"):
             assert any(f"language model: batch cap {cap}" in event for event in events)
         assert all("The queue grows." in event for event in events if "batch cap" in event)
         page.reload()
         wait_until_idle(page)
-        assert page.locator("#happened li").all_inner_texts() == events
+        assert page.locator("#happened li").all_text_contents() == events
 
 
 def test_the_tab_of_openenv_has_the_whole_window(

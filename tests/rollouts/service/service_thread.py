@@ -42,7 +42,7 @@ class RunningService:
         )
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         shown = TokenAuth(SERVICE, self.url, None)
-        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S, auth=shown)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S, auth=shown, verify=False)
         self._thread = ServerThread(self.server, [self._socket])
 
     def __enter__(self) -> RunningService:

@@ -48,14 +48,14 @@ def test_who_played_is_said_beside_the_grade(start_server: StartServer) -> None:
             assert graded["episode_number"] != begun["info"]["episode_number"]
 
 
-def test_an_agent_is_loaded_once_for_all(http: httpx.Client, server: LocalServer) -> None:
+def test_an_agent_is_loaded_once_for_all(http: httpx.Client) -> None:
     """More requests of one client than may compute at once are answered, also before the agent is
     loaded, which no other test does."""
     sessions = [post(http, "/reset", task_id="static_workload", seed=3)["session_id"]] * 40
 
     def drive(session_id: str) -> int:
         body = {"session_id": session_id, "agent": "kv_flapping", "windows": 1}
-        return httpx.post(f"{server.url}/agent", json=body, timeout=PATIENCE_S).status_code
+        return http.post("/agent", json=body).status_code
 
     with ThreadPoolExecutor(len(sessions)) as pool:
         statuses = list(pool.map(drive, sessions))

@@ -29,7 +29,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 class _NoCollector:
     freeze = staticmethod(lambda: None)
-    set_threshold = staticmethod(lambda count: None)
 
 
 def test_ahead_all_that_any_task_may_need(compiled: list[object]) -> None:
@@ -43,7 +42,7 @@ def test_ahead_all_that_any_task_may_need(compiled: list[object]) -> None:
 
 
 def test_otherwise_what_is_asked_for(compiled: list[object]) -> None:
-    """BackgroundExecutor the first step, for which a server waits before it answers."""
+    """Only the first step, for which a server waits before it answers."""
     compilation = Compilation(ahead=False)
     compilation.finish()
     assert compiled == [("static_workload", False)] and not compilation.under_way
