@@ -32,6 +32,7 @@ from tests.env_episodes import (
     reset,
     step,
 )
+from tests.sizes import each_task
 
 
 @jax.jit
@@ -56,7 +57,7 @@ def assert_in_bounds(timestep: TimeStep) -> None:
         assert np.all((entry >= bound.low) & (entry <= bound.high)), name
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("task", each_task())
 def test_random_actions_keep_the_contract(task: str) -> None:
     """Finite and in bounds in every window; never terminated; truncated exactly at the horizon."""
     env = environment(task)

@@ -152,6 +152,7 @@ def test_without_jit_is_the_same_episode() -> None:
     assert_close(env, jax.tree.map(lambda leaf: leaf[:6], compiled), stacked(timesteps))
 
 
+@pytest.mark.slow
 def test_tasks_and_hardware_share_a_batch() -> None:
     """Stacked environments play as each does by itself."""
     envs = [

@@ -75,6 +75,7 @@ def test_all_replicas_are_the_number_of_them(env: ServeEnv) -> None:
     assert (np.asarray(zero.replicas_rented) == 8).all()
 
 
+@pytest.mark.slow
 def test_the_reference_simulator_agrees(env: ServeEnv) -> None:
     """On replicas that serve and are paid for, and on requests."""
     fast, _ = played(env, WANTED)

@@ -21,6 +21,7 @@ def test_dies(request): request.config.pluginmanager.register(End())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "body", "summary"),
     [

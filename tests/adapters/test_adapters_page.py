@@ -3,11 +3,14 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from jaxserve.adapters.gymnasium_env import ServeGymEnv
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_python_runs(capsys) -> None:
     """Every block runs, one after the other as a reader would, and prints what the page says."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

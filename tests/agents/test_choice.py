@@ -58,6 +58,7 @@ def played(policy: Policy) -> Rollout:
     return rollout(ENV, policy, episode_keys(EPISODES, "validation"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["random", "heuristic", "another"])
 def test_plays_as_it_does_alone(name: str) -> None:
     """The same knobs on the same requests, whatever the others remember and draw."""

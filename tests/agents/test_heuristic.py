@@ -38,6 +38,7 @@ def operated(task: str) -> Rollout:
     return played(environment(task), HeuristicPolicy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [MEDIUM, HARD])
 def test_beats_the_default(task: str) -> None:
     """On the same episodes it earns more than the default, beyond chance."""

@@ -108,6 +108,7 @@ def flat_policy(greedy: bool, seed: int = 0) -> tuple[ServeEnv, NetworkPolicy]:
     return env, NetworkPolicy(params, Normaliser.create(), network, greedy=greedy)
 
 
+@pytest.mark.slow
 def test_a_flat_head_keeps_its_hand_still() -> None:
     """The knobs stay where the task has them, and the memory says so; of equals the most likely one
     would flap. Drawn actions change nearly every window, whatever is held."""

@@ -64,6 +64,7 @@ def named(name: str) -> Rollout:
     return played(HARD, baselines(environment(HARD))[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     each_task(slow=("fleet_mixed",), deep=("bursty_workload", "static_workload", "trace_replay")),

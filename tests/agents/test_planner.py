@@ -65,6 +65,7 @@ def test_it_solves_a_problem_without_chance() -> None:
     assert planned > default + 0.8 * (best - default)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", each_task(deep=("fleet_mixed", "static_workload", "trace_replay")))
 def test_it_runs_on_every_task(task: str) -> None:
     """Knobs from the task's own grids, locked ones left alone, rewards that are numbers."""
@@ -106,6 +107,7 @@ def state_after(env: ServeEnv, windows: int) -> EnvState:
     return state
 
 
+@pytest.mark.slow
 def test_it_does_not_see_the_future() -> None:
     """Only what is in force now moves the plan: neither the episode's key nor its schedule."""
     env = jaxserve.make("adversarial_multitenant")

@@ -31,6 +31,7 @@ def environment(task: str) -> tuple[ServeEnv, CostModel]:
     return jaxserve.make(task), table_timer(task)
 
 
+@pytest.mark.slow
 def test_the_random_agent_plays_as_in_a_rollout() -> None:
     """The same draws on the same episode, so that scores of both simulators can be compared."""
     env, timer = environment("static_workload")
@@ -102,6 +103,7 @@ def test_only_a_restart_is_out_of_memory() -> None:
     assert crashed.oom.max() == 1.0 and crashed.capacity.min() < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "least", "most"),
     [

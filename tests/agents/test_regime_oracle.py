@@ -33,6 +33,7 @@ def oracle() -> RegimeOracle:
     return RegimeOracle(jnp.asarray(settings, jnp.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     [

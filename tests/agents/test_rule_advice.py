@@ -43,6 +43,7 @@ def policy_of(setup: TaskSetup) -> tuple[NetworkPolicy, AdvisingRule]:
     return NetworkPolicy(params, Normaliser.create(len(network.features)), network), rule
 
 
+@pytest.mark.slow
 def test_untrained_it_is_the_rule(setup: TaskSetup) -> None:
     """Both want the same replicas in every window of two episodes."""
     policy, rule = policy_of(setup)
@@ -54,6 +55,7 @@ def test_untrained_it_is_the_rule(setup: TaskSetup) -> None:
     assert len(np.unique(wanted[0])) > 2
 
 
+@pytest.mark.slow
 def test_a_distance_from_the_rule_lasts(setup: TaskSetup) -> None:
     """Replicas that the network chose beside the rule's follow it, inside the task's bounds."""
     policy, rule = policy_of(setup)

@@ -54,6 +54,7 @@ def test_a_replica_bears_a_rate(env: ServeEnv, fleet: Fleetwide) -> None:
     assert borne_rate(slow, KNOBS) < 0.7 * fleet.requests_per_s
 
 
+@pytest.mark.slow
 def test_a_fleet_that_is_never_scaled_is_the_static_setting(
     env: ServeEnv, fleet: Fleetwide
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_reading_of_an_idle_fleet_has_no_latencies(env: ServeEnv, fleet: Fleet
     assert TTFT_BUCKETS_S[4] < found < 2.0
 
 
+@pytest.mark.slow
 def test_a_clairvoyant_is_not_worse_than_any_of_its_plans(env: ServeEnv, fleet: Fleetwide) -> None:
     """One of its plans rents all replicas where rates ask for them."""
     found = clairvoyant_rewards(env, KEYS, KNOBS, fleet.requests_per_s)

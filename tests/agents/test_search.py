@@ -118,6 +118,7 @@ def test_the_named_setting_is_as_good_as_any_that_was_tried(
     np.testing.assert_array_equal(named[active], np.minimum(5, sizes[active] - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", GRADED)
 def test_the_same_seed_finds_the_same_setting(task: str) -> None:
     """A search is a function of its arguments, and its value is no accident of the batch."""

@@ -87,6 +87,7 @@ def attainment(env: ServeEnv, played: Rollout, after: WindowMetrics) -> tuple[fl
     return found["slo_attainment"].mean, truth, found["undecided_share"].mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_ages", [pytest.param(MEMORYLESS, marks=pytest.mark.deep), 8])
 def test_requests_that_run_when_an_episode_ends_are_not_missed(output_ages: int) -> None:
     """An idle H100 misses nobody, though a sixth of its requests outlive the episode."""

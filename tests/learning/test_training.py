@@ -127,6 +127,7 @@ def test_divergence_keeps_the_last_good_state(
     resumed_is_whole(tmp_path, whole, tolerance=1e-3)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, whole: Path) -> None:
     """A run whose checkpoint cannot be read is refused with a sentence, and left as it is."""
     run = tmp_path / "run"
@@ -155,6 +156,7 @@ def test_directories(tmp_path: Path) -> None:
         train(SETUP, CONFIG, (0,), run, resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path: Path, whole: Path) -> None:
     """Another GPU, table, trace, size or discount is refused by name, and the run is left as it
     is; so is a run that does not say what it was begun with."""

@@ -113,6 +113,7 @@ def trained(folder: Path, setup: TaskSetup) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_weights_from_elsewhere_ask_first(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def seen(setup: TaskSetup, window: LiveWindow, before: Any = None, after: Any = 
     return metrics, observe(env, first.observation, metrics, window, 1)
 
 
+@pytest.mark.slow
 def test_operating_never_leaves_the_range_of_episodes(setup: TaskSetup) -> None:
     """Three episodes one after the other, seen as one: every feature is where an episode has it."""
     env = dataclasses.replace(setup.env, horizon=jnp.int32(5))

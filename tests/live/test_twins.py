@@ -17,6 +17,7 @@ from tests.compiled_env import reset, step
 from tests.live.deployment import TASK, fleet_with, setup_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_ages", [1, 8])
 def test_a_simulated_episode_again(output_ages: int, tmp_path: Path) -> None:
     """Fed with an episode's arrivals, a twin under its knobs expects its goodput and reward; of

@@ -100,6 +100,7 @@ def test_an_answer_and_its_files(
     assert plan["answer"] in printed and "wrote" in printed
 
 
+@pytest.mark.slow
 def test_an_answer_without_a_trace_by_a_load_test(tmp_path: Path) -> None:
     """The doubt is that of the load test, smaller than the published one."""
     out = tmp_path / "out"

@@ -44,6 +44,7 @@ def _by_name(options: list[EngineOption]) -> dict[str, EngineOption]:
     return {option.name: option for option in options}
 
 
+@pytest.mark.slow
 def test_measured_times_replace_the_published_ones(tmp_path: Path) -> None:
     """Of the engine that was measured, and in proportion of its kind of GPU; other kinds keep
     theirs. The doubt is least where the measurement is."""
@@ -62,6 +63,7 @@ def test_measured_times_replace_the_published_ones(tmp_path: Path) -> None:
     assert after["a100-sxm-80gb TP1 bf16"] is before["a100-sxm-80gb TP1 bf16"]
 
 
+@pytest.mark.slow
 def test_the_doubt_grows_beyond_what_was_measured(tmp_path: Path) -> None:
     """Longer sequences than the load test's are extrapolated, and far longer ones refused."""
     errors = []

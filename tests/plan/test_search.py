@@ -133,6 +133,7 @@ def test_objectives_that_nothing_meets_name_the_nearest() -> None:
         search(inputs, engine_options(inputs)[0], Player(inputs))
 
 
+@pytest.mark.slow
 def test_drafts_save_what_they_are_named_for() -> None:
     """Tokens faster than a GPU makes them alone need drafts; the answer has their depths, and the
     same deployment without them misses."""

@@ -92,6 +92,7 @@ def test_a_sample_stands_for_all_requests() -> None:
     assert sum((~part.counted).any() for part in traffic.parts) > len(traffic.parts) // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [0.0, 0.01])
 def test_a_sample_tells_the_share_of_misses(late: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its interval has the share over the whole traffic in at least 9 of 10 traces; the upper bound

@@ -115,6 +115,7 @@ def test_variables_have_an_effect_or_are_refused() -> None:
     assert said == "LLMSERVE_BASE_URL is set and has no effect on a server"
 
 
+@pytest.mark.slow
 def test_what_has_no_effect_is_said_at_the_start_and_later(start_server: Start) -> None:
     """Where it is printed, and by /runtime; a deployment of an earlier project starts."""
     server = start_server(LLMSERVE_MODE="sim", LLMSERVE_REAL_PROVIDER="openai")

@@ -68,6 +68,7 @@ def test_documents_name_only_options_that_there_are() -> None:
     assert named >= 4
 
 
+@pytest.mark.slow
 def test_the_command_that_starts_a_server(tmp_path: Path) -> None:
     """It answers on the port that it names."""
     port = free_port()

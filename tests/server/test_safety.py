@@ -183,6 +183,7 @@ def test_large_bodies_are_refused(guarded: LocalServer) -> None:
     assert httpx.get(f"{guarded.url}/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_too_many_requests_are_refused_and_messages_wait(start_server: Start) -> None:
     """429 with a time to wait over HTTP; a WebSocket is slowed down and loses nothing."""
     server = start_server(JAXSERVE_RATE_LIMIT="20/second")
@@ -257,6 +258,7 @@ def test_settings_are_read(tmp_path: Any) -> None:
     assert settings.cors_origins == ("https://a", "https://b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--workers", "4"], ["x", "--workers=4", "--port=1"]])
 def test_uvicorns_option_says_how_many_workers_there_are(arguments: list[str]) -> None:
     """Whatever the variable says."""

@@ -79,6 +79,7 @@ def test_legends_hide_no_line() -> None:
                 assert np.nanmax(heights) < 0.85, line.get_label()
 
 
+@pytest.mark.slow
 def test_labels_do_not_overlap() -> None:
     """No text of an axis runs into another's."""
     figure = drawn(HARD, *SHOWN)

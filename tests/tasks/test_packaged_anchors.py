@@ -51,6 +51,7 @@ def mean_score(anchors: Anchors, rewards: np.ndarray) -> float:
     return float(np.mean([anchors_score(anchors, float(reward)) for reward in rewards]))
 
 
+@pytest.mark.slow
 def test_reward_and_score_rank_the_panel_alike(task: str) -> None:
     """No-op < random < default < best static < oracle, by mean reward and by mean score."""
     anchors, rewards = load_anchors(load_task(task)), panel_rewards(task)

@@ -181,6 +181,7 @@ def test_a_trace_of_which_nothing_fits_is_refused(spec: TaskSpec) -> None:
         replay_spec(spec, trace, longest_tokens=int(trace.total_tokens.min()) - 1)
 
 
+@pytest.mark.slow
 def test_both_simulators_reject_the_same_requests(spec: TaskSpec) -> None:
     """The fast one does not serve them; its rejected requests are the reference's, whose engines
     look at each request by itself, and the others are about as fast in both."""

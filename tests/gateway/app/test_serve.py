@@ -47,6 +47,7 @@ def process(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Pope
         yield running, words[3].rstrip(","), words[-1]
 
 
+@pytest.mark.slow
 def test_the_switch_outlives_a_kill(tmp_path: Path) -> None:
     """Who finds a gateway started anew finds control as it was left, and is told where it is off;
     a start that was killed while it wrote leaves no half of a file."""

@@ -112,6 +112,7 @@ def test_a_command_that_ends_at_once_is_told(folder: Path) -> None:
     assert resize(sleeping, 2) == 2
 
 
+@pytest.mark.slow
 def test_a_replica_that_ends_when_it_is_wanted_again(folder: Path) -> None:
     """A replica that was told to end is replaced by a new one, and that is no error."""
     slow = controller(

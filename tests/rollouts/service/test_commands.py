@@ -23,6 +23,7 @@ from tests.rollouts.service.commands import begun, client, submitted
 from tests.rollouts.service.service_thread import ENDED, RunningService, ended
 
 
+@pytest.mark.slow
 def test_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A service, a node and the node's gateway start from one file and finish a task. Both end in
     order, and the gateway ends with its node."""
@@ -72,6 +73,7 @@ def test_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert said in " ".join(error.split()), error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_killed_node(gateway: RunningGateway, attempts: int, tmp_path: Path) -> None:
     """KILL takes its agents with it. What had not begun is run by another node, and what had is run

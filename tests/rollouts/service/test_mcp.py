@@ -151,6 +151,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
+@pytest.mark.slow
 def test_a_preset_plays_over_mcp(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service starts it with the preset's command line, variables and files; it streams in its
     own dialect, and finds the server's tools where its configuration says."""

@@ -29,6 +29,7 @@ from server.sessions.session import begin_session
 from tests.sizes import EPISODES
 
 
+@pytest.mark.slow
 def test_the_random_agent_plays_as_in_a_rollout() -> None:
     """The same draws on the same episode, however the agent's windows are asked for."""
     task, seed, windows = "static_workload", 3, 6

@@ -32,6 +32,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_plays_with_a_model(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def test_inference_prints_a_line_a_step(model: Model) -> None:
     assert refused.stdout.count("[END] success=false steps=0 score=0.001") == 3
 
 
+@pytest.mark.slow
 def test_the_earlier_name_of_the_command_works() -> None:
     """``python -m server.baseline_inference`` takes the same options."""
     earlier, own = (

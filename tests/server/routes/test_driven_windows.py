@@ -8,7 +8,6 @@ from contextlib import closing
 import httpx
 import pytest
 
-from server.local import LocalServer
 from tests.conftest import StartServer
 from tests.patience import PATIENCE_S
 from tests.server.players.stub_model import Model

@@ -28,6 +28,7 @@ def opened(folder: Path) -> Sessions:
     return Sessions(store, live=200, idle_s=100.0, default_session=False)
 
 
+@pytest.mark.slow
 def test_sessions_of_one_environment_are_replayed_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_ageing_loses_nobody(arrivals: list[float], clock: int) -> None:
         assert bool((jnp.diff(waiting[0]) <= 1e-4).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [1.1, 1.4])
 def test_long_waits_keep_their_distribution(load: float) -> None:
     """Minutes in an overloaded line: quantiles of the served ages are those of the real line."""

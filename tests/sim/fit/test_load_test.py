@@ -75,6 +75,7 @@ def test_the_truth_is_a_fixed_point() -> None:
 factor = st.floats(0.85, 1.35)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(weights=factor, arithmetic=factor, kv=factor, host=st.floats(0.5, 3.0))
 def test_perturbed_efficiencies_are_recovered(

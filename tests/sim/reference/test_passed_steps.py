@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +68,7 @@ def _cases(draw: st.DrawFn) -> tuple[ReferenceSettings, list[Knobs]]:
     return settings, draw(st.lists(knobs, min_size=1, max_size=4))
 
 
+@pytest.mark.slow
 @given(_cases(), st.integers(0, 5), st.sampled_from([2.0, 20.0]), st.sampled_from([None, 12]))
 def test_steps_passed_together_change_nothing(
     case: tuple[ReferenceSettings, list[Knobs]], seed: int, rate: float, rows: int | None

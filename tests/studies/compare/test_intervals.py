@@ -75,6 +75,7 @@ def test_intervals_answer_for_runs_and_for_episodes() -> None:
     assert both == pytest.approx(np.hypot(width(by_run), width(by_episode)), rel=0.1)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth() -> None:
     """Of 300 experiments with true mean 0, about 95 % have 0 in their interval."""
     generator = np.random.default_rng(5)

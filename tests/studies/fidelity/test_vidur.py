@@ -24,6 +24,7 @@ def timer():
     return vidur.VidurTimer(SHARED)
 
 
+@pytest.mark.slow
 @needs_rows
 def test_bars_hold(errors, monkeypatch):
     """Throughput, TPOT and TTFT are within the bars, and the rows say how many points count."""

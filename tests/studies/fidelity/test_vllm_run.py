@@ -10,6 +10,7 @@ SHARED = shared_data()
 needs_run = pytest.mark.skipif(SHARED is None, reason="measured data is not on this machine")
 
 
+@pytest.mark.slow
 @needs_run
 def test_bars_hold():
     """TTFT mean and p99 and TPOT mean of the real server are met, with and without host time. They
