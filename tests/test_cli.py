@@ -274,6 +274,7 @@ def test_evaluate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A trace of one's own replaces the traffic; there are no scores for it."""
     trace = tmp_path / "trace.jsonl"

@@ -140,6 +140,7 @@ def test_alone_and_in_a_batch_are_the_same_episode(task: str) -> None:
             assert_close(env, alone, part(nested, i // 3, i % 3))
 
 
+@pytest.mark.slow
 def test_without_jit_is_the_same_episode() -> None:
     """Operation by operation the windows come out as they do compiled."""
     env, actions = environment("adversarial_multitenant"), random_actions(9)

@@ -65,6 +65,7 @@ def arrived(env: jaxserve.ServeEnv, key: jax.Array, horizon: int) -> jax.Array:
     return counts.sum(axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS[:3])
 def test_expected_traffic_is_the_mean_of_the_traffic(task: str) -> None:
     """The reward's denominator is what arrives: over many episodes the two agree."""

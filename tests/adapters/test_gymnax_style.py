@@ -80,6 +80,7 @@ def test_spaces_are_there_while_tracing() -> None:
     assert float(jax.jit(width)(PARAMS)) > 1.0
 
 
+@pytest.mark.slow
 def test_parameters_can_be_stacked() -> None:
     """The same program plays other parameters, one set or a batch of them."""
     overrides = [{"horizon": 5, "rate_scale": scale} for scale in (0.5, 1.0, 2.0)]

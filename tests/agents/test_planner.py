@@ -133,6 +133,7 @@ def _imagined(env: ServeEnv, state: EnvState) -> list[np.ndarray]:
     return jax.tree.leaves(dataclasses.replace(imagined, workload=workload))
 
 
+@pytest.mark.slow
 def test_imagined_traffic_is_that_of_the_task() -> None:
     """The regime in force comes first, then the others; stays end; draws differ."""
     env = jaxserve.make("bursty_workload")
@@ -188,6 +189,7 @@ def test_limits(change: dict, message: str) -> None:
         PlannerConfig(**change)
 
 
+@pytest.mark.slow
 def test_plans_are_reproducible() -> None:
     """Two planners of the same configuration play the same episode alike."""
     env = short("bursty_workload")

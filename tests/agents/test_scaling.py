@@ -67,6 +67,7 @@ def test_a_fleet_that_is_never_scaled_is_the_static_setting(
     np.testing.assert_allclose(found, rewards[0].mean(axis=1), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rule_scales_with_the_load(env: ServeEnv, fleet: Fleetwide) -> None:
     """All replicas at the start; fewer than all once the rule has read a window."""
     policy = ScalingPolicy.of(RuleSetting("hpa_running", (50.0, 30.0)), KNOBS, fleet)

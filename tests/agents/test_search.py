@@ -245,6 +245,7 @@ def test_a_search_goes_on_where_it_was_cut_off(
         np.testing.assert_array_equal(first.setting, mended.setting)
 
 
+@pytest.mark.slow
 def test_slower_hardware_is_slower() -> None:
     """The doubt of a table is played: the same setting serves less on slower hardware."""
     env, setting = environment(HARD), found(HARD)[None]
@@ -260,6 +261,7 @@ def test_more_rounds_are_never_worse() -> None:
     assert values[0] <= values[1] <= values[2]
 
 
+@pytest.mark.slow
 def test_the_objective_is_the_mean_reward_of_the_setting_as_a_policy() -> None:
     """Searches and evaluations play the same episodes."""
     values = static_objective(environment(HARD), found(HARD)[None], KEYS)

@@ -1,5 +1,6 @@
 """Weights on disk: they come back as they were, and what does not fit is named."""
 
+import functools
 import io
 import json
 from pathlib import Path
@@ -21,6 +22,7 @@ TASK = "bursty_workload"
 ENV = jaxserve.make(TASK)
 
 
+@functools.cache
 def policy() -> NetworkPolicy:
     network = network_for(ENV, width=16)
     params = network.initial_params(jax.random.key(1))

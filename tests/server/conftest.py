@@ -19,7 +19,7 @@ from tests.server.small_disk import mounted
 @pytest.fixture
 def http(server: LocalServer) -> Iterator[httpx.Client]:
     """An HTTP client of the shared server."""
-    with httpx.Client(base_url=server.url, timeout=600.0) as client:
+    with httpx.Client(base_url=server.url, timeout=600.0, verify=False) as client:
         yield client
 
 

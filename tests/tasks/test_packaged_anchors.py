@@ -17,6 +17,7 @@ from jaxserve.seeds import episode_keys
 from jaxserve.tasks.anchors import Anchors, anchors_score, load_anchors
 from jaxserve.tasks.spec import load_task
 
+pytestmark = pytest.mark.slow
 GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
 EPISODES = 24
 
@@ -51,7 +52,6 @@ def mean_score(anchors: Anchors, rewards: np.ndarray) -> float:
     return float(np.mean([anchors_score(anchors, float(reward)) for reward in rewards]))
 
 
-@pytest.mark.slow
 def test_reward_and_score_rank_the_panel_alike(task: str) -> None:
     """No-op < random < default < best static < oracle, by mean reward and by mean score."""
     anchors, rewards = load_anchors(load_task(task)), panel_rewards(task)

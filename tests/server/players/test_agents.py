@@ -71,6 +71,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task", ["static_workload", pytest.param("trace_replay", marks=pytest.mark.slow)]
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxserve
+from jaxserve.env import ServeEnv
 from jaxserve.sim.fast.plan import accepted_moments, plan_window
 from jaxserve.sim.fast.state import init_sim
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS, SequenceKv
@@ -40,7 +41,7 @@ def test_no_more_drafts_are_accepted_than_there_are(depth: int) -> None:
     )
     assert (np.asarray(plan.tokens_per_step) <= depth + 1).all()
     assert (np.asarray(plan.acceptance_spread) >= 0).all()
-    metrics = env.simulate(init_sim(count, one), action, best)[1]
+    metrics = jax.jit(ServeEnv.simulate)(env, init_sim(count, one), action, best)[1]
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(metrics))
 
 

@@ -36,6 +36,7 @@ def test_bars_hold(errors, monkeypatch):
     assert "7 rows" in rows[0].detail and "35 rows" in rows[1].detail
 
 
+@pytest.mark.slow
 @needs_rows
 def test_every_row_is_close_and_not_only_the_median(errors):
     """No scenario is far off: outliers stay where the profile's tiles and saturation put them."""
