@@ -1,8 +1,8 @@
 """An agent of the fault run: takes some turns, repeats failed ones and notes each answer.
 
 It needs nothing but Python. Its arguments are what it is told, the file of its notes, its turns and
-its exit code. What it notes as ``whole``, by its id, may not be lost; what it notes as ``failed``
-is what was wrong.
+its exit code. Answers noted as ``whole``, by their ids, may not be lost; notes
+marked ``failed`` say what was wrong.
 """
 
 import http.client

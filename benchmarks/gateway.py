@@ -223,7 +223,7 @@ async def _soak(url: str, process: psutil.Process, requests: int) -> str:
     return (
         f"{requests:,} requests, {_AT_ONCE} at a time: {errors} errors, {requests / seconds:,.0f} "
         f"per second, {1000.0 * (cpu_s(process) - before) / requests:.2f} ms of the gateway's CPU "
-        f"each. What it keeps for the next control window is of the last {_WINDOW_KEPT_S:g} s, "
+        f"each. Its measurements for the next control window are of the last {_WINDOW_KEPT_S:g} s, "
         f"and of {_KEPT:,} records. Its memory was at most {max(memory_mb[:third]):.1f} MiB in the "
         f"first third, {max(memory_mb[third : 2 * third]):.1f} MiB in the second and "
         f"{max(memory_mb[2 * third :]):.1f} MiB in the last."

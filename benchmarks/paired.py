@@ -1,7 +1,7 @@
 """``python -m benchmarks.paired REVISION``: speed of the hard task beside another revision's.
 
 Both trees play on this machine in processes of their own that take turns: the same windows in one,
-then in the other, and in the next pair the other way round. What disturbs the machine disturbs
+then in the other, and in the next pair the other way round. Other load on the machine disturbs
 both, so that the ratio of a pair is known better than either speed. Seconds of the processor tell
 most where others keep it busy.
 """

@@ -140,7 +140,7 @@ class Scene:
 
     def _limit(self, node: str, size: int) -> None:
         """No file of the service, of a node, and of what that has started grows beyond a size.
-        What starts while it is so takes the size over."""
+        Processes that start meanwhile inherit the size."""
         found = [self._running["service"].pid, self._running[node].pid]
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(self._running[node].pid).children(recursive=True)

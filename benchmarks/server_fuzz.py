@@ -243,8 +243,8 @@ def fuzz_schema(url: str, cases: int, dice: random.Random, private: Sequence[str
 
 
 def _for_cases(strategy: Any, cases: int, dice: random.Random, send: Callable[[Any], None]) -> None:
-    """Sends so many cases. What makes them is seldom at odds with itself, which says nothing of the
-    server: others are made then."""
+    """Sends so many cases. Hypothesis seldom finds its own generation flaky, which says
+    nothing of the server: other cases are drawn then."""
     for again in reversed(range(_DRAWN_AGAIN)):
 
         @seed(dice.randrange(2**32))

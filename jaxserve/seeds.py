@@ -50,8 +50,8 @@ def policy_key(episode: jax.Array, window: jax.Array | int) -> jax.Array:
     """The key that a policy draws a window's action from, wherever it plays the episode.
 
     Args:
-      episode: typed key of the episode. What ``ServeEnv.reset`` derives from it is independent of
-        the result.
+      episode: typed key of the episode. The values that ``ServeEnv.reset`` derives from it are
+        independent of the result.
       window: int32, windows played before this one.
     """
     return jax.random.fold_in(jax.random.fold_in(episode, _POLICY_STREAM), window)

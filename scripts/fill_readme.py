@@ -3,7 +3,7 @@
     python scripts/fill_readme.py
 
 A block between ``<!-- table FILE COLUMNS -->`` and ``<!-- end -->`` gets the first table of that
-file, its first so many columns, with links as seen from the README. What is between
+file, its first so many columns, with links as seen from the README. The text between
 ``<!-- figure FILE | TITLE | ROW | COLUMN -->`` and ``<!-- end -->`` is the number in a cell of the
 table below a line that begins with the title. Nothing of this is written by hand.
 """

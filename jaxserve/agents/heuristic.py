@@ -1,8 +1,8 @@
 """A reactive operator: rules of thumb, one per knob, on what the dashboard shows.
 
 Against the best static setting it shows what feedback alone is worth; against a learned policy,
-whether learning was worth it. It knows the hardware, the load tests and the service catalogue, and
-estimates the traffic; the hidden regimes it never sees.
+whether learning was worth it. The operator knows the hardware, the load tests and the service
+catalogue, and estimates the traffic; the hidden regimes it never sees.
 """
 
 from __future__ import annotations

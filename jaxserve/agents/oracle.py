@@ -1,10 +1,10 @@
 """The switch-aware oracle: a plan for every episode that knows what traffic is to come.
 
-The plan knows the schedule of regimes and bursts of every episode in advance. It holds one setting
-per regime and burst state, and looks ahead so that a switch is over when the regime arrives. It is
-refined on each episode by itself. It maximises the task's own objective, the mean reward per
-window, on the fast simulator. Reload and re-role delays are simulated, so a plan that flaps pays
-for it.
+The plan knows the schedule of regimes and bursts of every episode in advance. The plan holds one
+setting per regime and burst state, and looks ahead so that a switch is over when the regime
+arrives. The plan is refined on each episode by itself and maximises the task's own objective, the
+mean reward per window, on the fast simulator. Reload and re-role delays are simulated, so a plan
+that flaps pays for it.
 """
 
 from __future__ import annotations

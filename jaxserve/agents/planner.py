@@ -4,9 +4,9 @@ Every few windows the planner imagines how traffic may go on, tries sequences of
 with the cross-entropy method, plays the start of the best one, and plans again. All candidates of
 all episodes are one batch.
 
-What it knows: the simulator's physics and present state, the task's traffic statistics, the regime
-and the burst level that are in force. What it does not know: arrivals, bursts, regimes and their
-lengths to come. Those are drawn afresh for every plan, and all candidates face the same draws.
+The planner knows the simulator's physics and present state, the task's traffic statistics, the
+regime and the burst level that are in force. Arrivals, bursts, regimes and their lengths to come
+are unknown to it: they are drawn afresh for every plan, and all candidates face the same draws.
 """
 
 from __future__ import annotations

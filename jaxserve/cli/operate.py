@@ -180,7 +180,7 @@ def operate_gateway(
 def replica_actuator(
     start: str | None, first_port: int, folder: Path, kubernetes: str | None, most: int
 ) -> Actuator:
-    """What starts and stops replicas, from the options of a command.
+    """The actuator that starts and stops replicas, from the options of a command.
 
     Args:
       start: command of a replica; None for pods.

@@ -1,5 +1,5 @@
-"""A process before its first computation: XLA flags, compiled programs on disk, one device per core,
-and how often Python collects garbage.
+"""A process before its first computation: XLA flags, compiled programs on disk, one device per
+core, and how often Python collects garbage.
 
 This module imports JAX only where it is used: the gateway starts without it.
 """

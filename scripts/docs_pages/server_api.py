@@ -15,8 +15,8 @@ _INTRODUCTION = """\
 
 <!-- Written by scripts/generate_docs.py from the server's OpenAPI schema. -->
 
-What a running server describes at `/openapi.json`. [Server](server.md) explains how the routes are
-meant and what errors look like, and has the WebSocket routes, which are not part of OpenAPI.
+The routes that a running server describes at `/openapi.json`. [Server](server.md) explains how they
+are meant and what errors look like, and has the WebSocket routes, which are not part of OpenAPI.
 
 Every error is a `Problem`. All routes can answer 429 and 500, all but `/health` 401, 403 and 422,
 and those that change something 408 and 413 as well; what else a route can answer stands with it.

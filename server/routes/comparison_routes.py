@@ -45,7 +45,7 @@ def comparison_routes(service: Service) -> APIRouter:
 
     @router.get(
         "/classes",
-        summary="What each traffic class got, window by window",
+        summary="Figures of each traffic class, window by window",
         responses=responses(ClassesAnswer, *SESSION, 503),
     )
     async def classes(request: Request, named: NamedSession) -> Response:

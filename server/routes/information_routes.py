@@ -76,7 +76,11 @@ def information_routes(
             }
         )
 
-    @router.get("/runtime", summary="What runs here", responses=responses(RuntimeAnswer))
+    @router.get(
+        "/runtime",
+        summary="The server and its limits",
+        responses=responses(RuntimeAnswer),
+    )
     async def runtime() -> Response:
         live = service.live
         return OrjsonResponse(

@@ -18,7 +18,7 @@ def output(
     drafts: dict[str, int] | None = None,
     depth: int = 0,
 ) -> Any:
-    """What vLLM's scheduler says of a step; tokens computed before by request in new and cached."""
+    """The scheduler output of a step; tokens computed before by request in new and cached."""
     return SimpleNamespace(
         num_scheduled_tokens=scheduled,
         total_num_scheduled_tokens=sum(scheduled.values()),

@@ -62,8 +62,8 @@ def age_sum(classes: OutputAges, ages: Ages) -> jax.Array:
 def still_random(classes: OutputAges, ages: Ages) -> jax.Array:
     """float32[F, K, ...]: binomial variance of each bin's count, given how many began.
 
-    Of those that began, a share S is alive: the variance is the count times 1 - S. It is half the
-    count for exponential lengths, averaged over ages, and nothing for equal ones.
+    Of those that began, a share S is alive: the variance is the count times 1 - S. The variance is
+    half the count for exponential lengths, averaged over ages, and nothing for equal ones.
     """
     gone = classes.gone
     share = gone[:, :-1] + ages.phase[:, None] * (gone[:, 1:] - gone[:, :-1])

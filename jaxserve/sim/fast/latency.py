@@ -157,7 +157,7 @@ def itl_quantile(
     Iterations that only decode take about the same time. A share c of the iterations carries
     prefill as well, which adds a lognormal time. If c is below 1 - p, the quantile is an iteration
     that only decodes; else it is the quantile 1 - (1 - p) / c of the others, whose odds are
-    c / (1 - p) - 1. Which of the two it is depends on chance in a window of few iterations, so the
+    c / (1 - p) - 1. In a window of few iterations chance decides between the two, so the
     result is their mean: a quantile that jumped would differ from one compiled program to another.
 
     Args:

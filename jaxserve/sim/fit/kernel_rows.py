@@ -1,7 +1,7 @@
 """Measured times of single kernels, and the files of aiconfigurator that hold them.
 
-A file has one row per shape and number format, latencies in milliseconds. What a model runs on a
-GPU of its group is picked: bf16, full attention, the heads and matrices of that GPU.
+A file has one row per shape and number format, latencies in milliseconds. The rows that a model
+runs on a GPU of its group are picked: bf16, full attention, the heads and matrices of that GPU.
 
 - linear: the four products of a layer, summed at each token count. Shapes that a grid leaves out
   are interpolated linearly between their neighbours.

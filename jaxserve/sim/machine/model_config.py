@@ -1,6 +1,6 @@
 """A model of the user's own: a file like those of ``data/models``, or Hugging Face's config.json.
 
-Of such a config only the architecture is read. What it says of number formats is not: tiers and
+Of such a config only the architecture is read. Its number formats are ignored: tiers and
 deployments name those. Architectures that are not known to be of the modelled kind are refused: a
 config says little of what its model's code computes.
 """

@@ -122,8 +122,8 @@ class Request:
     def block_names(self, block_tokens: int, count: int) -> list[int]:
         """Names of its first ``count`` blocks of ``block_tokens`` tokens.
 
-        Two blocks have one name only if all tokens up to their end are the same. What comes behind
-        ``shareable_blocks`` belongs to this request alone, and its names are negative.
+        Two blocks have one name only if all tokens up to their end are the same. Blocks behind
+        ``shareable_blocks`` belong to this request alone, and have negative names.
         """
         shareable = min(self.shareable_blocks(block_tokens), count)
         places = np.arange(count)

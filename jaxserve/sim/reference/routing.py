@@ -1,4 +1,4 @@
-"""Which engine of a deployment gets the next request."""
+"""Routing: the engine of a deployment that gets the next request."""
 
 from __future__ import annotations
 

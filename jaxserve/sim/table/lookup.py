@@ -75,8 +75,8 @@ def latency_table(
     """The dynamics' part of a table file, with rows for every depth 0..8.
 
     The table follows its own cost model between the depths of the grid, at another token budget
-    and beyond the file's longest prompt. What is interpolated is the ratio of table to model. A
-    kink is then where the model has it, and not smeared over the gap: one is where a verify step
+    and beyond the file's longest prompt. The ratio of table to model is interpolated. A
+    kink is then where the model has it, and not smeared over the gap: a kink is where a verify step
     leaves the memory-bound range, or a draft needs more passes.
 
     Args:

@@ -1,7 +1,7 @@
 """Prompt and output lengths in tokens: distributions held as tables of quantiles.
 
 A quantile table is the one form that a published percentile, a parametric family and a recorded
-trace share. It samples by one interpolation and splits into traffic classes without loss.
+trace share. The table samples by one interpolation and splits into traffic classes without loss.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _COLUMNS = (
 """Title, figure and factor."""
 _TITLE = "# Live results\n"
 _HEAD = f"""{_TITLE}
-Written by `jaxserve live-study`; nothing here is typed in. What is compared and how:
+Written by `jaxserve live-study`; nothing here is typed in. The comparison and its method:
 [live](live.md#study). Rows of the simulators are predictions for the very same requests, with the
 error of their mean.
 """
