@@ -1,6 +1,6 @@
 """The notebooks run, what they say of their pictures is so, and they are kept without outputs.
 
-``make notebooks`` and ``make test-deep`` run them, on the short budget.
+CI runs the notebooks that only play; ``make notebooks`` and ``make test-deep`` run all, briefly.
 """
 
 from __future__ import annotations
@@ -77,6 +77,9 @@ PRINTED = {
 }
 """What cells print, as regular expressions."""
 
+TRAINING = ("02_train_ppo", "03_bring_your_own")
+"""Notebooks that train or search for a minute."""
+
 each_notebook = pytest.mark.parametrize("name", list(CLAIMS))
 
 
@@ -121,8 +124,13 @@ def test_says_where_to_look(name: str) -> None:
     assert len(asked) >= 3
 
 
-@pytest.mark.deep
-@each_notebook
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.deep if name in TRAINING else pytest.mark.slow)
+        for name in CLAIMS
+    ],
+)
 def test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom without an error; pictures are drawn, and what the text says is so."""
     import nbformat  # with nbclient's, a second that the quick tests need not wait
