@@ -187,7 +187,7 @@ def container_name(outside: Path) -> str:
 
 def digest(path: Path) -> str:
     """24 characters that stand for a path."""
-    return hashlib.sha256(str(path).encode()).hexdigest()[:24]
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
 
 
 def command_variables() -> dict[str, str]:

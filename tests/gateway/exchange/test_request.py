@@ -19,8 +19,10 @@ from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S
 
+# The body keeps greater whole numbers too; in ``fields`` they are floats.
+WHOLE = st.integers(-(2**63), 2**64 - 1)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
+    st.none() | st.booleans() | WHOLE | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxserve.checks import JsonObject
@@ -107,9 +107,15 @@ def test_apptainer_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ApptainerSandbox(JsonObject(options, "runtime"), TOP).removal() == ()
 
 
-@given(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=20))
-def test_any_folder_is_one_field(name: str) -> None:
-    """Commas and quotes in it do not begin another option of the mount."""
+@given(
+    st.binary(min_size=1, max_size=20)
+    | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).map(str.encode)
+)
+@example(b"\xff")
+def test_any_folder_is_one_field(content: bytes) -> None:
+    """Commas and quotes in its name do not begin another option of the mount; the name may be any
+    bytes that a file system takes."""
+    name = os.fsdecode(content.replace(b"\0", b"").replace(b"/", b"") or b"x")
     top = Path("/s") / name
     sandbox = DockerSandbox(JsonObject({"image": "i"}, "runtime"), top)
     argv = sandbox.command_line(SandboxCommand(("x",), top, {}, top, {})).argv
