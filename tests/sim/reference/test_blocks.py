@@ -24,21 +24,22 @@ def chain(branch, length):
 
 
 class ListedBlocks:
-    """The same cache with every block listed: [name or None, holders], the free ones in order."""
+    """The same cache with every block listed: [name or None, holders, number of its name], the free
+    ones in order. Of several blocks of a name the one that was named first is found."""
 
     def __init__(self, capacity):
-        self.blocks = [[None, 0] for _ in range(capacity)]
+        self.blocks = [[None, 0, 0] for _ in range(capacity)]
+        self.named = 0
         self.free = list(self.blocks)
         self.held = {}
 
     def find(self, names):
         found = []
         for name in names:
-            copies = [b for owned in self.held.values() for b in owned if b[0] == name]
-            copies += [block for block in self.free if block[0] == name]
+            copies = [block for block in self.blocks if block[0] == name]
             if not copies:
                 break
-            found.append(copies[0])
+            found.append(min(copies, key=lambda block: block[2]))
         return found
 
     def take(self, owner, names, blocks):
@@ -49,14 +50,16 @@ class ListedBlocks:
             block[1] += 1
         fresh = [self.free.pop(0) for _ in range(blocks - len(found))]
         for block in fresh:
-            block[:] = [None, 1]
+            block[:] = [None, 1, 0]
         self.held[owner] = found + fresh
         return len(found)
 
     def give_back(self, owner, names):
         owned = self.held.pop(owner)
         for block, name in zip(owned, names, strict=False):
-            block[0] = name
+            if block[0] is None:
+                self.named += 1
+                block[0], block[2] = name, self.named
         for block in reversed(owned):
             block[1] -= 1
             if not block[1] and block[0] is not None:

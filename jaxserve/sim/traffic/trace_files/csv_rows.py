@@ -218,7 +218,7 @@ class _Parser:
 
     def _times(self, cells: pa.StringArray, line: int) -> NDArray[Any]:
         if self.calendar is None:
-            values = _numbers(cells, r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$")
+            values = _numbers(cells, r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$")
             rule = "a finite number from 0 on"
             self._check(self.layout.time, cells, np.isfinite(values), rule, line)
             return values
