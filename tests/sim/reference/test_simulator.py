@@ -60,7 +60,7 @@ def test_requests_are_conserved_under_any_knobs(plan, seed, rate, rows, link):
     )
     requests = poisson(rate, len(plan), seed)
     simulator = ReferenceSimulator(config, LinearTimer(), ROOMY, requests, seed, memory)
-    totals = np.zeros(4, int)
+    totals, waited = np.zeros(4, int), 0
     for i, knobs in enumerate([*plan, *[ROOMY] * 60]):
         stats = simulator.advance(i + 1.0, knobs)
         totals += (stats.arrivals, stats.completed, stats.rejected, stats.lost)
@@ -68,7 +68,9 @@ def test_requests_are_conserved_under_any_knobs(plan, seed, rate, rows, link):
         assert stats.completed == len(stats.completions)
         assert 0.0 <= stats.capacity <= 1.0 and stats.kv_occupancy >= 0.0
         assert np.all(stats.first_tokens["first_token_s"] <= i + 1)
-        assert stats.waiting <= 40 + stats.preemptions + 3 * 32
+        # The queue takes no more than 40, but for those that a GPU had begun.
+        assert stats.waiting <= max(40, waited) + stats.preemptions + 3 * 32
+        waited = stats.waiting
     log = simulator.log()
     assert totals[0] == len(log) == len(requests)
     # With room to breathe everything is served in the end; a crash may keep recurring.
