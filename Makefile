@@ -38,7 +38,7 @@ test: $(SYNCED) ## run the fast tests
 test-all: $(SYNCED) ## run the fast and the slow tests, as CI does
 	$(BIN)/python -m pytest -m "not deep" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=30
 
-test-deep: $(SYNCED) ## run every test, properties on 200 examples (hours of processor time, network)
+test-deep: $(SYNCED) ## run every test, properties on 200 examples (an hour of processor time, network)
 	$(BIN)/python -m pytest -m "" --hypothesis-profile=deep -n $(WORKERS) --dist loadfile \
 	  --no-loadscope-reorder --durations=30
 
