@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -48,6 +48,7 @@ def _found(layout: str, calendar: pa.TimestampType | None, data: bytes, by_cell:
 
 
 @given(st.lists(st.tuples(st.sampled_from(_NUMBERS), _CELLS, _CELLS), min_size=1, max_size=6))
+@example([("+4", "0", "0")])
 def test_numbers_are_read_as_cell_by_cell(rows: list[tuple[str, ...]]) -> None:
     """The same rows, or the same sentence."""
     data = "\n".join(map(",".join, rows)).encode()
