@@ -10,17 +10,19 @@ import contextlib
 import random
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 START_S = 300.0
 _POLL_S = 0.05
-_PORTS = range(20_000, 32_000)
-"""Ports that systems, as they are set up, give to no outgoing connection: such a connection would
-take a port between the moment that finds it unused and the start of its server."""
+_PORTS_IN_A_ROW = range(20_000, 32_000)
+"""Ports that systems, as they are set up, give to no outgoing connection."""
+_HELD: list[socket.socket] = []
+"""Sockets of drawn ports, which Linux lets a server listen on all the same."""
 
 LEADER = ("sh", "-c", "trap '' TERM; read _; kill -9 0")
 """Command that leads a group and kills it when its standard input closes; only this process holds
@@ -138,20 +140,15 @@ def stop(process: subprocess.Popen[Any], within_s: float) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different unused ports of this machine, drawn at random from ``_PORTS``.
+    """Different unused ports of this machine.
+
+    Under Linux no other process is given one of them until this process ends: neither by its own
+    draw, while the server of the port starts, nor for an outgoing connection.
 
     Raises:
       OSError: fewer are unused.
     """
-    found: list[int] = []
-    with contextlib.ExitStack() as held:  # all are held until all are known
-        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-            with contextlib.suppress(OSError):
-                held.enter_context(socket.create_server(("127.0.0.1", port)))
-                found.append(port)
-            if len(found) == count:
-                return found
-    raise OSError(f"fewer than {count} ports of 127.0.0.1 are unused")
+    return _drawn([0] * count)
 
 
 def ports_in_a_row(count: int) -> list[int]:
@@ -160,14 +157,28 @@ def ports_in_a_row(count: int) -> list[int]:
     Raises:
       OSError: nowhere are so many unused.
     """
-    firsts = _PORTS[: len(_PORTS) - count + 1]
+    firsts = _PORTS_IN_A_ROW[: len(_PORTS_IN_A_ROW) - count + 1]
     for first in random.SystemRandom().sample(firsts, len(firsts)):
-        ports = list(range(first, first + count))
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for port in ports:
-                held.enter_context(socket.create_server(("127.0.0.1", port)))
-            return ports
+        with contextlib.suppress(OSError):
+            return _drawn(range(first, first + count))
     raise OSError(f"nowhere are {count} ports of 127.0.0.1 in a row unused")
+
+
+def _drawn(ports: Collection[int]) -> list[int]:
+    """Ports that are bound by nobody, 0 for any; under Linux they stay bound by this process."""
+    with contextlib.ExitStack() as bound:  # all are held until all are known
+        # Without SO_REUSEADDR a port is refused that a server has bound and does not listen on yet.
+        sockets = [bound.enter_context(socket.socket()) for _ in ports]
+        for one, port in zip(sockets, ports, strict=True):
+            one.bind(("127.0.0.1", port))
+        drawn = [one.getsockname()[1] for one in sockets]
+        if sys.platform == "linux":
+            for one in sockets:
+                # A server that sets it too, as all do, may listen where nobody else listens.
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _HELD.extend(sockets)
+            bound.pop_all()
+    return drawn
 
 
 def _answers(url: str, any_status: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jaxserve.runtime import child_processes
 from jaxserve.runtime.child_processes import (
     child_server,
     free_ports,
     own_process,
+    ports_in_a_row,
     stop,
     wait_until_answers,
 )
@@ -113,3 +116,20 @@ def test_one_that_is_deaf_is_not_waited_for_either() -> None:
 def test_free_ports_differ() -> None:
     """However many are asked for."""
     assert len(set(free_ports(20))) == 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems let no server listen then")
+def test_a_drawn_port_is_given_to_nobody_else() -> None:
+    """It can be drawn once, also by another process, and a server can listen on it twice."""
+    ports = ports_in_a_row(2)
+    with pytest.raises(OSError, match="in use"):
+        child_processes._drawn(ports[:1])
+    program = f"from jaxserve.runtime import child_processes as c; c._drawn([{ports[1]}])"
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "in use" in other.stderr
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", ports[0])) as server:
+            with socket.create_connection(("127.0.0.1", ports[0])):
+                server.accept()[0].close()
+            with pytest.raises(OSError, match="in use"):
+                socket.create_server(("127.0.0.1", ports[0]))
