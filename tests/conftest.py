@@ -100,6 +100,8 @@ def _programs_find_room() -> Iterator[None]:
         psutil.Process().memory_info().rss > _LARGE_BYTES or _memory_maps() > _MANY_MAPS
     ):
         sys.modules["jax"].clear_caches()
+        if "chex" in sys.modules:  # which counts how often a function was traced
+            sys.modules["chex"].clear_trace_counter()
         gc.collect()
         # glibc keeps what the compiler freed until it is asked for it.
         if sys.platform == "linux":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -86,7 +85,7 @@ def play_reference(
     return Confirmed(*np.array(rows, np.float64).T)
 
 
-@functools.partial(jax.jit, static_argnames="fleet")
+@jax.jit
 def _want(
     fleet: Fleetwide, kind: jax.Array, values: jax.Array, memory: RuleMemory, reading: Reading
 ) -> tuple[jax.Array, RuleMemory]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -23,7 +22,7 @@ from jaxserve.sim.fast.window import advance_window
 from jaxserve.sim.traffic.workload import Arrivals
 from jaxserve.types import ServeAction
 
-FEW_LANES, LANES = 8, 128
+FEW_LANES, LANES = 8, 64
 """Settings that are played side by side, and a smaller number for few of them; there is a compiled
 program for each number."""
 CHUNK_WINDOWS = 120
@@ -93,7 +92,10 @@ class FleetPlayer:
         initial: Callable[[slice], int],
     ) -> None:
         assert env.workload.replay_counts is not None
-        self.env, self.fleet, self.action = env, fleet, action
+        # The program is the same for recordings of any length.
+        workload = dataclasses.replace(env.workload, replay_counts=None, replay_rejected=None)
+        self.env = dataclasses.replace(env, workload=workload)
+        self.fleet, self.action = fleet, action
         self.target, self.key = target, key
         self.initial = initial
         self.counts = np.asarray(env.workload.replay_counts)
@@ -122,21 +124,28 @@ class FleetPlayer:
     def _play_part(
         self, lanes: Sequence[RuleSetting], windows: slice, progress: Callable[[int], None]
     ) -> FleetWindows:
-        parts, side_by_side = [], FEW_LANES if len(lanes) <= FEW_LANES else LANES
-        for first in range(0, len(lanes), side_by_side):
-            batch = list(lanes[first : first + side_by_side])
-            filled = batch + [batch[0]] * (side_by_side - len(batch))
-            parts.append(self._play(filled, windows, progress))
-        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-        return jax.tree.map(lambda leaf: leaf[: len(lanes)], joined)
+        parts = []
+        for first in range(0, len(lanes), LANES):
+            batch, blocks = lanes[first : first + LANES], []
+            for block in self.blocks(batch, windows):
+                blocks.append(block)
+                progress(round(float(block.seconds.sum()) / self.env.window_s))
+            parts.append(jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *blocks))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
-    def _play(
-        self, lanes: Sequence[RuleSetting], windows: slice, progress: Callable[[int], None]
-    ) -> FleetWindows:
+    def blocks(self, lanes: Sequence[RuleSetting], windows: slice) -> Iterator[FleetWindows]:
+        """Plays up to ``LANES`` lanes on windows of the recording.
+
+        Yields:
+          sums over each block of ``CHUNK_WINDOWS`` windows once it has been played,
+          float32[lanes].
+        """
+        count = len(lanes)
+        side_by_side = FEW_LANES if count <= FEW_LANES else LANES
+        lanes = [*lanes, *[lanes[0]] * (side_by_side - count)]
         settings = self._settings(lanes)
         carry = self._start(lanes, self.initial(windows))
         counts, rejected = self.counts[windows], self.rejected[windows]
-        sums = []
         for first in range(0, len(counts), CHUNK_WINDOWS):
             chunk, turned_away = (
                 all_of[first : first + CHUNK_WINDOWS] for all_of in (counts, rejected)
@@ -154,9 +163,7 @@ class FleetPlayer:
                 self.target,
                 self.fleet,
             )
-            sums.append(jax.tree.map(np.asarray, found))
-            progress(played * len(lanes))
-        return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *sums)
+            yield jax.tree.map(lambda leaf: np.asarray(leaf)[:count], found)
 
     def _settings(self, lanes: Sequence[RuleSetting]) -> _Settings:
         assert self.env.deployment.fleet is not None
@@ -192,7 +199,7 @@ class FleetPlayer:
         return jax.vmap(one)(serving)
 
 
-@functools.partial(jax.jit, static_argnames="fleet")
+@jax.jit
 def _chunk(
     env: ServeEnv,
     action: ServeAction,

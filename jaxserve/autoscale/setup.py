@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -237,29 +238,29 @@ def bearable_rate(demand: FleetDemand, fleet: Fleetwide) -> float:
     for _ in range(2):
         rates = np.geomspace(low, high, _STEPS)
         borne = _borne(demand, rates)
-        if not borne[0]:
+        if not borne:
             raise InputError(
                 f"one replica meets TTFT {fleet.ttft_slo_s:g} s and TPOT {fleet.tpot_slo_s:g} s "
                 f"for less than {demand.target:.1%} of the requests at {low:g} requests/s; loosen "
                 "an objective, or name another GPU or --tensor-parallel"
             )
-        last = int(borne.sum()) - 1
-        low, high = float(rates[last]), float(rates[min(last + 1, _STEPS - 1)])
+        low, high = float(rates[borne - 1]), float(rates[min(borne, _STEPS - 1)])
     return low
 
 
-def _borne(demand: FleetDemand, rates: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """bool[n], whether one replica serves each rate inside the objectives, up to the first that it
-    does not."""
+def _borne(demand: FleetDemand, rates: NDArray[np.float64]) -> int:
+    """How many of the rising rates one replica serves inside the objectives, before the first that
+    it does not."""
     share = demand.mix
     rng = np.random.default_rng(demand.seed)
     per_tick = rates[:, None, None, None] * share * (WINDOW_S / TICKS)
     shape = (len(rates), CHUNK_WINDOWS, TICKS, len(share))
     counts = rng.poisson(np.broadcast_to(np.minimum(per_tick, 1e6), shape)).astype(np.float32)
     player = demand.player_of_one(counts.reshape(-1, TICKS, len(share)))
-    played = player.play([RuleSetting(STATIC, (1.0,))], [slice(0, len(rates) * CHUNK_WINDOWS)])
+    steps = player.blocks([RuleSetting(STATIC, (1.0,))], slice(0, len(rates) * CHUNK_WINDOWS))
+    borne = (step.good[0] >= demand.target * step.ended[0] for step in steps)
     # A queue of an overloaded step lasts into the next, so nothing after it counts.
-    return np.logical_and.accumulate(played.good[0] >= demand.target * played.ended[0])
+    return sum(1 for _ in itertools.takewhile(bool, borne))
 
 
 def attainment(windows: FleetWindows) -> NDArray[np.float64]:

@@ -42,11 +42,13 @@ class Reading:
         return self.serving + self.starting
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fleetwide:
-    """Constants that rules are given; floats."""
+    """Constants that rules are given. All numbers but the length of a window are leaves, so that
+    one compiled program serves fleets of any numbers."""
 
-    window_s: float
+    window_s: float = dataclasses.field(metadata={"static": True})
     """seconds between two readings."""
     most: int
     """greatest number of replicas."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import yaml
 
 from jaxserve.autoscale.confirm import play_reference
+from jaxserve.autoscale.play import FleetPlayer
 from jaxserve.autoscale.setup import FleetDemand, attainment, load_demand
 from jaxserve.cli import main
 from jaxserve.scaling.readings import histogram_quantile
@@ -82,6 +85,21 @@ def test_longer_starts_cost_attainment_and_scaling_saves(demand: FleetDemand) ->
     assert inside[0] > inside[1] > inside[2]
     assert rented_s[0] < 0.8 * rented_s[3]
     assert inside[0] > 0.9
+
+
+def test_recordings_of_any_length_and_fleets_of_any_numbers_share_a_program(
+    demand: FleetDemand,
+) -> None:
+    """What the compiler sees of them is the same."""
+    counts = np.asarray(demand.env.workload.replay_counts)
+    players = [demand.player_of_one(counts[:windows]) for windows in (30, 50)]
+    players[1].fleet = dataclasses.replace(players[1].fleet, requests_per_s=7.0, most=3)
+
+    def seen(player: FleetPlayer) -> object:
+        leaves, structure = jax.tree.flatten((player.env, player.action, player.fleet))
+        return [jax.typeof(leaf) for leaf in leaves], structure
+
+    assert seen(players[0]) == seen(players[1])
 
 
 @pytest.mark.deep  # tests/test_readme.py runs the command

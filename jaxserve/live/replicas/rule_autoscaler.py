@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -71,7 +70,7 @@ class RuleAutoscaler:
         )
 
 
-@functools.partial(jax.jit, static_argnames="fleet")
+@jax.jit
 def _ask(
     fleet: Fleetwide, kind: jax.Array, values: jax.Array, memory: RuleMemory, reading: Reading
 ) -> tuple[jax.Array, RuleMemory]:
