@@ -39,7 +39,7 @@ def operated(task: str) -> Rollout:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [MEDIUM, HARD])
+@pytest.mark.parametrize("task", [pytest.param(MEDIUM, marks=pytest.mark.deep), HARD])
 def test_beats_the_default(task: str) -> None:
     """On the same episodes it earns more than the default, beyond chance."""
     env = environment(task)

@@ -141,10 +141,8 @@ def test_a_flat_head_keeps_its_hand_still() -> None:
     np.testing.assert_array_equal(played["drawn"], played["held"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "task", [pytest.param("bursty_workload", marks=pytest.mark.deep), "adversarial_multitenant"]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("task", ["bursty_workload", "adversarial_multitenant"])
 def test_packaged_weights_turn_less_for_as_much(task: str) -> None:
     """Of the changes of knobs a fifth are left, at no reward that 64 test episodes would show: the
     numbers of docs/agents.md."""

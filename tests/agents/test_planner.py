@@ -20,8 +20,8 @@ from jaxserve.grids import KNOB_GRIDS
 from jaxserve.seeds import episode_key, episode_keys
 from jaxserve.sim.traffic.workload import draw_arrivals
 from jaxserve.spaces import KNOBS, make_action
+from jaxserve.tasks.spec import task_names
 from tests.compiled_env import reset, step
-from tests.sizes import each_task
 
 SMALL = PlannerConfig(
     horizon_windows=8, hold_windows=2, candidates=16, elites=4, iterations=2, futures=2
@@ -65,8 +65,8 @@ def test_it_solves_a_problem_without_chance() -> None:
     assert planned > default + 0.8 * (best - default)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", each_task(deep=("fleet_mixed", "static_workload", "trace_replay")))
+@pytest.mark.deep
+@pytest.mark.parametrize("task", task_names())
 def test_it_runs_on_every_task(task: str) -> None:
     """Knobs from the task's own grids, locked ones left alone, rewards that are numbers."""
     env = short(task)

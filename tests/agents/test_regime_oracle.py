@@ -79,7 +79,7 @@ def test_it_refuses_to_play_on_observations() -> None:
         oracle().act(env, (), timestep.observation, jax.random.key(0))
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_single_regime_is_not_searched_regime_by_regime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -93,6 +93,7 @@ async def play_until_cut(url: str, number: int, acknowledged: dict[str, list[flo
             return
 
 
+@pytest.mark.deep
 def test_kill_in_the_middle_of_fifty_sessions_under_load(
     tmp_path: Path, start_server: Start
 ) -> None:

@@ -83,6 +83,7 @@ def test_the_default_is_simulated(server: LocalServer) -> None:
         assert "mode" not in http.post("/grader", json={}).json()
 
 
+@pytest.mark.deep
 def test_the_limit_holds_over_kills_and_crowds(tmp_path: Path, start_server: Start) -> None:
     """Many clients reset and step at once, the server is killed in the middle, and again."""
     limit = 6000

@@ -10,14 +10,6 @@ from typing import Any
 
 import orjson
 import pytest
-from anthropic.types.beta.message_create_params import (
-    MessageCreateParamsStreaming as BetaMessage,
-)
-from anthropic.types.message_create_params import MessageCreateParamsStreaming as Message
-from google.genai import types as google
-from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
-from openai.types.responses.input_token_count_params import InputTokenCountParams
-from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 from pydantic.alias_generators import to_camel
 
 from jaxserve.gateway.dialects.routes import translate
@@ -76,6 +68,16 @@ TOP = (
 
 def known_to_clients() -> dict[str, set[str]]:
     """Fields of bodies, by dialect, as the installed clients have them."""
+    # Three thousand modules, which no other worker has to load while it collects the tests.
+    from anthropic.types.beta.message_create_params import (
+        MessageCreateParamsStreaming as BetaMessage,
+    )
+    from anthropic.types.message_create_params import MessageCreateParamsStreaming as Message
+    from google.genai import types as google
+    from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
+    from openai.types.responses.input_token_count_params import InputTokenCountParams
+    from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+
     responses = (ResponseCreateParamsStreaming, InputTokenCountParams)
     configs = google.GenerateContentConfig.model_fields, google.GenerationConfig.model_fields
     found = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.sim.fast.fleet import FleetState, draining_gpus, end_window, init_fleet, set_wanted
-from jaxserve.sim.machine.fleet import FleetSettings
+from jaxserve.sim.machine.fleet import Fleet, FleetSettings
 
 PLACES, WINDOW_S = 5, 10.0
 RUNNING = jnp.array([30.0, 10.0])
@@ -32,9 +32,20 @@ def window(
     running: jax.Array = RUNNING,
 ) -> tuple[FleetState, FleetState]:
     """The fleet inside a window and at its end; ``ended`` mean outputs pass."""
-    begun = set_wanted(
-        state, jnp.int32(wanted), settings.on_device(PLACES), running, jnp.int32(number), WINDOW_S
-    )
+    constants = settings.on_device(PLACES)
+    return _window(state, jnp.int32(wanted), constants, running, jnp.int32(number), ended)
+
+
+@jax.jit
+def _window(
+    state: FleetState,
+    wanted: jax.Array,
+    constants: Fleet,
+    running: jax.Array,
+    number: jax.Array,
+    ended: float,
+) -> tuple[FleetState, FleetState]:
+    begun = set_wanted(state, wanted, constants, running, number, WINDOW_S)
     return begun, end_window(begun, jnp.full(2, ended), running, WINDOW_S)
 
 

@@ -104,7 +104,7 @@ def test_both_simulators_agree_on_a_calm_scenario() -> None:
         assert 0.01 < front_end_s < 0.03
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_median_inter_token_latency_is_that_of_the_requests() -> None:
     """Over all knobs and loads of a task the fast simulator's is within the bar of ``BARS``.
 

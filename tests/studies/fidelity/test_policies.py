@@ -7,7 +7,7 @@ import pytest
 from jaxserve.studies.fidelity.policies import policy_transfer
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_turning_a_knob_earns_the_same_in_both_simulators() -> None:
     """A learner would find what the fast simulator gives away: it once let a request in for each
     that finished above a lowered cap, and caps in turn scored 0.4 more than they earned."""

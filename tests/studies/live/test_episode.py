@@ -17,7 +17,7 @@ EPISODES = 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["h100", "a100"])
+@pytest.mark.parametrize("server", ["h100", pytest.param("a100", marks=pytest.mark.deep)])
 @pytest.mark.parametrize(("low", "high", "ttft_bar"), [(6, 48, 0.12), (2, 96, 0.16)])
 def test_a_cap_that_is_turned_makes_both_simulators_wait_alike(
     server: str, low: int, high: int, ttft_bar: float
