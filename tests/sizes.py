@@ -17,21 +17,21 @@ SEARCH_EPISODES = 8
 SEARCH_HORIZON = 12
 """of a search, windows: long enough for a queue, too short for most switches."""
 
+_OF_THEIR_OWN = ("fleet_mixed", "trace_replay")
 _LIKE_ANOTHER = ("azure_code", "azure_conversation", "fleet_chat", "fleet_reasoning")
 
 
-def each_task(slow: tuple[str, ...] = (), deep: tuple[str, ...] = ()) -> list[object]:
+def each_task(deep: tuple[str, ...] = ()) -> list[object]:
     """Parameters of a test of every task.
 
-    Tasks that differ from another one in numbers alone, but whose programs are compiled for them,
-    run with the deep tests.
+    Tasks whose programs serve hardly any other test run with the slow tests. Tasks that differ from
+    another one in numbers alone, but whose programs are compiled for them, run with the deep tests.
 
     Args:
-      slow: tasks that run with the slow tests.
       deep: further tasks that run with the deep tests.
     """
-    later = dict.fromkeys((*_LIKE_ANOTHER, *deep), pytest.mark.deep)
-    marks = dict.fromkeys(slow, pytest.mark.slow) | later
+    marks = dict.fromkeys(_OF_THEIR_OWN, pytest.mark.slow)
+    marks |= dict.fromkeys((*_LIKE_ANOTHER, *deep), pytest.mark.deep)
     return [
         pytest.param(name, marks=[marks[name]] if name in marks else []) for name in task_names()
     ]

@@ -252,6 +252,7 @@ def test_interrupt(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_evaluate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Table, JSON and picture of one run."""
     data, plot = tmp_path / "x.json", tmp_path / "x.png"
@@ -436,6 +437,7 @@ def test_a_load_test_in_other_units(capsys: pytest.CaptureFixture[str], tmp_path
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_table_step_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The file holds the cost model of the GPU, and the command says how many KV blocks it has."""
     out = tmp_path / "h100.json"

@@ -124,6 +124,7 @@ SETTINGS: list[dict[str, float]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", GRADED)
 def test_alone_and_in_a_batch_are_the_same_episode(task: str) -> None:
     """Jitted alone, vmapped by 8 and by 2 x 3: equal events, floats within 3e-4."""
@@ -168,6 +169,7 @@ def test_tasks_and_hardware_share_a_batch() -> None:
         assert_close(env, play_alone(env, keys[i], actions[i])[1], part(batch, i))
 
 
+@pytest.mark.slow
 def test_a_saved_state_resumes_bit_by_bit() -> None:
     """A state that went through NumPy arrays, its key included, continues the same episode."""
     env, actions = environment("adversarial_multitenant"), random_actions(10, held=5)

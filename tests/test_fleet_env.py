@@ -45,6 +45,7 @@ def played(env: ServeEnv, wanted: list[int]) -> tuple[WindowMetrics, np.ndarray]
     return jax.tree.map(np.asarray, run(jnp.asarray(wanted, jnp.int32)))
 
 
+@pytest.mark.slow
 def test_cost_is_that_of_the_rented_seconds(env: ServeEnv) -> None:
     """Up to electricity, which is less than a third of it."""
     metrics, seen = played(env, WANTED)
@@ -68,6 +69,7 @@ def test_no_request_is_lost_in_scaling(env: ServeEnv) -> None:
     assert metrics.lost.sum() == 0.0
 
 
+@pytest.mark.slow
 def test_all_replicas_are_the_number_of_them(env: ServeEnv) -> None:
     """0 stands for all, and a static fleet pays for all."""
     zero, eight = (jax.jit(windows_of, static_argnums=3)(env, action(n), KEY, 8) for n in (0, 8))

@@ -83,6 +83,7 @@ def test_an_environment_can_be_pickled_by_its_spec() -> None:
     assert play(again, 1) == play(env, 1)
 
 
+@pytest.mark.slow
 def test_a_vector_is_many_single_ones() -> None:
     """A vector with seeds 5, 6, 7 plays the episodes of gymnasium's own vector of three."""
     ours = vector(AutoresetMode.NEXT_STEP)
@@ -153,6 +154,7 @@ def test_gymnasium_wrappers_understand_it(mode: AutoresetMode) -> None:
     assert ended["episode"]["l"] == 4 and ended["episode"]["r"] == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_vector_repeats_itself() -> None:
     """The seed decides the episodes that follow as well; a list seeds each environment."""
 

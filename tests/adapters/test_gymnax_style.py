@@ -24,6 +24,7 @@ ACTION = jnp.array([9, 10, 2, 0, 0, 0, 0])
 SIZES = [16, 11, 9, 1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_an_episode_and_its_successor() -> None:
     """Five windows as the environment plays them, then a new episode from the step's key."""
     observation, state = ENV.reset(episode_key(0), PARAMS)
@@ -59,6 +60,7 @@ def test_old_keys_are_keys() -> None:
     np.testing.assert_array_equal(old[0], new[0])
 
 
+@pytest.mark.slow
 def test_parameters_may_be_left_out() -> None:
     """``reset(key)`` and ``step(key, state, action)`` play the environment's own."""
     observation, state = ENV.reset(jax.random.key(3))

@@ -71,6 +71,7 @@ def test_plays_as_it_does_alone(name: str) -> None:
     np.testing.assert_allclose(*rewards, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_program_plays_them_all() -> None:
     """The first compiles it; settings that differ in numbers are one member of the choice."""
     chosen = list(players().values())

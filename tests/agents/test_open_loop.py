@@ -67,7 +67,7 @@ def named(name: str) -> Rollout:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
-    each_task(slow=("fleet_mixed",), deep=("bursty_workload", "static_workload", "trace_replay")),
+    each_task(deep=("bursty_workload", "static_workload", "trace_replay")),
 )
 def test_every_baseline_runs_every_task(task: str) -> None:
     """Rewards are finite, observations and knobs inside their bounds, locked knobs untouched."""

@@ -154,6 +154,7 @@ def test_imagined_traffic_is_that_of_the_task() -> None:
     assert len(orders) > 2 and len(counts) > 2
 
 
+@pytest.mark.slow
 def test_recordings_go_on_elsewhere() -> None:
     """The planner has the recording's traffic, but not the part of it that is to be played."""
     env = jaxserve.make("trace_replay")

@@ -46,6 +46,7 @@ def fleet(env: ServeEnv) -> Fleetwide:
     return fleet_constants(env, KNOBS)
 
 
+@pytest.mark.slow
 def test_a_replica_bears_a_rate(env: ServeEnv, fleet: Fleetwide) -> None:
     """More than a seventh of the mean rate and less than all of it; slower hardware bears less."""
     mean = float(env.workload.regimes.rate_rps[0])

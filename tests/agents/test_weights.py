@@ -42,6 +42,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_round_trip(saved: Path) -> None:
     """A loaded policy plays as the saved one."""
     keys = episode_keys(2)

@@ -59,6 +59,7 @@ def assert_same(found: Found, expected: Found) -> None:
 batched_arguments = st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any)
 
 
+@pytest.mark.slow
 @given(
     st.lists(batched_arguments, max_size=len(BATCHES)),
     st.booleans(),

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so() -> None:
     """One sentence and exit code 2."""

@@ -44,6 +44,7 @@ def evaluated() -> Evaluations:
     return evaluate_all(setup(), ("default", "best_static"), EPISODES)
 
 
+@pytest.mark.slow
 def test_every_agent_plays_the_same_episodes() -> None:
     """One entry per agent and episode, in the order asked for."""
     found = evaluated()
@@ -81,6 +82,7 @@ def test_gains_are_paired() -> None:
     assert data["gain_over_best_static"]["default"]["mean"] == found["default"].mean
 
 
+@pytest.mark.slow
 def test_batches_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes played in batches are those of one batch, the odd last batch included."""
     policy = StaticPolicy(make_action(batch_cap=64))

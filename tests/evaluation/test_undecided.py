@@ -97,6 +97,7 @@ def test_requests_that_run_when_an_episode_ends_are_not_missed(output_ages: int)
     assert 0.1 < undecided < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "cap"), [(0.5, 8), (1.0, 256), (3.0, 64)])
 @pytest.mark.parametrize(
     "task", ["static_workload", "bursty_workload", "adversarial_multitenant", "azure_conversation"]
@@ -110,6 +111,7 @@ def test_an_overloaded_server_does_not_look_better_than_it_is(
     assert found == pytest.approx(truth, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "cap"), [(0.5, 64), (1.0, 256), (3.0, 64), (3.0, 512)])
 @pytest.mark.parametrize(
     "task", ["static_workload", "bursty_workload", "adversarial_multitenant", "azure_code"]

@@ -59,6 +59,7 @@ def leaves(state: TrainState) -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_updates_are_deterministic_and_finite(recurrent: bool) -> None:
     """The same state gives the same next state bit by bit, and every number is one."""
@@ -93,6 +94,7 @@ def test_episodes_end_where_rollouts_do() -> None:
     np.testing.assert_array_equal(same, ~ended)
 
 
+@pytest.mark.slow
 def test_advantages_bootstrap_from_the_final_observation() -> None:
     """Generalised advantages are those of a plain backward loop, with the value of what follows."""
     windows, advantages, returns, final = played()
@@ -149,6 +151,7 @@ def test_probabilities_are_of_the_executed_actions(recurrent: bool) -> None:
     assert float(parts["kl"]) == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_groups_share_their_traffic() -> None:
     """Environments of a group face the same requests and are compared with each other."""
     config = dataclasses.replace(SMALL, traffic_group=4)

@@ -169,6 +169,7 @@ def run(
     return play
 
 
+@pytest.mark.slow
 def test_replicas_are_turned_beside_the_other_knobs(run: Callable[..., Run]) -> None:
     """More start and serve when they answer, fewer drain and end; none of that is a fault, and the
     observation shows it."""

@@ -51,6 +51,7 @@ def reported(played: Played) -> Values:
     return values(metrics.text().decode())
 
 
+@pytest.mark.slow
 def test_a_policy_in_control(play: Play) -> None:
     """Knobs in force, and measured and expected requests, which are those of the reports."""
     played = play(6)

@@ -27,6 +27,7 @@ def option() -> EngineOption:
     return engine_options(inputs)[0][0]
 
 
+@pytest.mark.slow
 def test_the_fit_gives_what_is_played(option: EngineOption) -> None:
     """The rows are played with constants that the fit does not know. The fitted engine, played,
     gives the rows again, and other rows too; a fit by the closed form alone misses them."""

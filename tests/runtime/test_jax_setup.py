@@ -65,6 +65,7 @@ def _compiled_whole(compiled: jax.stages.Compiled) -> bool:
     return "xla_cpu_small_call" in (compiled.as_text() or "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not jaxlib_version.__version__.startswith("0.10."), reason="the flag is of jaxlib 0.10"
 )

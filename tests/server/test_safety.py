@@ -258,6 +258,7 @@ def test_settings_are_read(tmp_path: Any) -> None:
     assert settings.cors_origins == ("https://a", "https://b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--workers", "4"], ["x", "--workers=4", "--port=1"]])
 def test_uvicorns_option_says_how_many_workers_there_are(arguments: list[str]) -> None:
     """Whatever the variable says."""

@@ -38,6 +38,7 @@ def drawn(task: str, *agents: str) -> Figure:
     return draw_episodes(found.setup.env, episodes, "a title", regimes)
 
 
+@pytest.mark.slow
 def test_one_panel_per_active_knob() -> None:
     """Five panels of what happened, then the knobs that the agent may turn, for each agent."""
     env = load_setup(HARD).env
@@ -49,6 +50,7 @@ def test_one_panel_per_active_knob() -> None:
     assert {axis.get_xlim() for axis in two.axes} == {(0.0, float(env.horizon))}
 
 
+@pytest.mark.slow
 def test_lines_are_the_episode() -> None:
     """Queue, memory and knobs are drawn as they were, the objectives where they are."""
     found = compared(HARD)
@@ -68,6 +70,7 @@ def test_lines_are_the_episode() -> None:
     np.testing.assert_allclose(lines["limit"].get_ydata(), limit)
 
 
+@pytest.mark.slow
 def test_legends_hide_no_line() -> None:
     """Every curve ends below the strip that the legend takes."""
     figure = drawn(HARD, "heuristic")
@@ -93,6 +96,7 @@ def test_labels_do_not_overlap() -> None:
     assert not any(a.overlaps(b) for a in names for b in names if a is not b)
 
 
+@pytest.mark.slow
 def test_nothing_happened_yet() -> None:
     """Before the first token there is no latency to draw."""
     found = compared("trace_replay", ("noop",))
@@ -101,6 +105,7 @@ def test_nothing_happened_yet() -> None:
     figure.savefig(io.BytesIO(), format="png")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agents", "shown"),
     [
@@ -131,6 +136,7 @@ def test_two_agents_are_shown(
     assert titles == shown
 
 
+@pytest.mark.slow
 def test_formats() -> None:
     """The ending chooses the format; another one is refused."""
     for kind in ("png", "SVG", "pdf"):

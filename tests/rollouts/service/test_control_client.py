@@ -94,6 +94,7 @@ def test_what_are_no_records(body: bytes) -> None:
         records(body)
 
 
+@pytest.mark.slow
 def test_a_long_session_takes_the_memory_of_its_records() -> None:
     """The text of the records, twice as large, is never in memory as a whole."""
     body = b"".join(map(encode, session(200, 20_000)))

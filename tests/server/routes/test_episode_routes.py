@@ -25,6 +25,7 @@ from tests.sizes import each_task
 close = functools.partial(pytest.approx, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task", each_task(deep=("bursty_workload", "fleet_mixed", "static_workload"))
 )

@@ -28,6 +28,7 @@ def together(sessions: Sessions, names: Sequence[str], knobs: Sequence[Knobs]) -
     return present(sessions, lambda s: s.step_many(s.find_many(names), knobs))
 
 
+@pytest.mark.slow
 def test_one_request_may_name_more_sessions_than_memory_holds() -> None:
     """Those that others of the same request pushed out are found again before the commit."""
     sessions = Sessions(open_store(IN_MEMORY), live=2, idle_s=100.0, default_session=False)

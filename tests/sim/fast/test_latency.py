@@ -217,6 +217,7 @@ def test_median_itl_of_prompts_longer_than_an_iteration() -> None:
     assert found == pytest.approx(STEP_S + 0.2, rel=0.08)
 
 
+@pytest.mark.slow
 @given(
     share=st.floats(0.0, 2.0),
     hardly=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 0.1, 1.0]),

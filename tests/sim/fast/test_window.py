@@ -125,6 +125,7 @@ def test_a_request_that_is_alone_is_not_held_up(task: str) -> None:
     assert colocated == pytest.approx(split, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_ages", [MEMORYLESS, 8])
 def test_a_lowered_cap_admits_nobody_until_the_batch_has_shrunk(output_ages: int) -> None:
     """Sequences that finish above the cap are not replaced; at the cap they are, one by one. With
@@ -145,6 +146,7 @@ def test_a_lowered_cap_admits_nobody_until_the_batch_has_shrunk(output_ages: int
     assert first_tokens[drained].mean() > 0.5 and running[drained].max() <= cap + 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_budget", [None, 0.2])
 def test_sequences_with_ages_are_conserved(kv_budget: float | None) -> None:
     """Also where a small pool preempts nearly all and then nobody; and numbers by age add up to

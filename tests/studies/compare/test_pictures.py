@@ -78,6 +78,7 @@ def map_texts(figure: Figure, panel: int) -> dict[tuple[int, int], str]:
     }
 
 
+@pytest.mark.slow
 def test_the_map_shows_what_was_chosen_where() -> None:
     """One panel for each active knob; rows are regimes, whose batch caps are as the policy's."""
     names = ["one", "two", "three", "four"]

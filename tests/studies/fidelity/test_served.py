@@ -262,6 +262,7 @@ def test_what_is_left_out_is_counted_on_the_page(tmp_path: Path) -> None:
     assert everything.detail.endswith("left out: 1 disaggregated, 1 impossible")
 
 
+@pytest.mark.slow
 @needs_silicon
 def test_a_stack_is_never_worse_than_none() -> None:
     """On any measured run of a dense model in a format that a GPU's file has without a stack, of
