@@ -64,8 +64,11 @@ def door(body: bytes, *, breaks: int = 0) -> Iterator[str]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            # Else its thread would ask for requests at a closed socket, without a pause, for ever.
+            server.shutdown()
 
 
 def records(body: bytes, *, breaks: int = 0) -> list[CompletionRecord]:
