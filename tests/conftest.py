@@ -8,6 +8,8 @@ import gc
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from jaxserve.runtime.jax_setup import collect_garbage_rarely
 from server.local import LocalServer
+from tests.patience import wait_until
 from tests.processor_time import ProcessorTime
 from tests.quick_compiler import compile_quickly, programs_compute
 
@@ -86,6 +89,21 @@ def pytest_collection_finish() -> None:
     core, and a program that was kept for one number of devices is none for another."""
     if "jax" in sys.modules:
         sys.modules["jax"].devices()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_goes_on_computing() -> Iterator[None]:
+    """A thread that a test left, and that never pauses, takes a core from all later tests."""
+    yield
+    names = ", ".join(thread.name for thread in threading.enumerate())
+    wait_until(_rests, f"an end of computing in the threads {names}")
+
+
+def _rests() -> bool:
+    """Whether this process takes less than half a processor for a moment."""
+    before_s = time.process_time()
+    time.sleep(0.2)
+    return time.process_time() - before_s < 0.1
 
 
 @pytest.fixture(scope="module", autouse=True)

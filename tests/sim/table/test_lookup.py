@@ -235,7 +235,7 @@ def test_hardware_is_batched_by_stacking_tables() -> None:
     other = latency_table(read_table_file("llama-3.1-8b__a100-sxm-40gb"))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), TABLE, other)
     batch, length, depth, tier = (jnp.asarray(x).reshape(2, 8) for x in random_points(16))
-    inner = jax.vmap(lookups, (None, 0, 0, 0, 0))
+    inner = jax.jit(jax.vmap(lookups, (None, 0, 0, 0, 0)))
     got = jax.jit(jax.vmap(inner))(stacked, depth, tier, batch, length)
     for index, table in enumerate((TABLE, other)):
         expected = inner(table, depth[index], tier[index], batch[index], length[index])
@@ -255,12 +255,17 @@ def test_batch_axis_last() -> None:
     def step(table, depth, tier, batch, length):
         return batch_last(on_last)(contract(table, depth, tier), batch, length)
 
-    inner = jax.vmap(step, (None, 0, 0, 0, 0))
+    inner = jax.jit(jax.vmap(step, (None, 0, 0, 0, 0)))
     nested = jax.jit(jax.vmap(inner))(stacked, depth, tier, batch, length)
-    swapped = jax.vmap(jax.vmap(step), (None, 1, 1, 1, 1))(stacked, depth, tier, batch, length)
+    swapped = jax.jit(jax.vmap(jax.vmap(step), (None, 1, 1, 1, 1)))(
+        stacked, depth, tier, batch, length
+    )
+    plain = jax.jit(
+        jax.vmap(lambda t, *point: itl_s(contract(t, *point[:2]), *point[2:]), (None, 0, 0, 0, 0))
+    )
     for index, table in enumerate((TABLE, other)):
         points = depth[index], tier[index], batch[index], length[index]
-        expected = jax.vmap(lambda d, t, b, n, x=table: itl_s(contract(x, d, t), b, n))(*points)
+        expected = plain(table, *points)
         np.testing.assert_allclose(inner(table, *points), expected, rtol=1e-6)
         np.testing.assert_allclose(nested[index], expected, rtol=1e-6)
         np.testing.assert_allclose(swapped[:, index], expected, rtol=1e-6)
