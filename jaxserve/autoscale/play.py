@@ -129,7 +129,9 @@ class FleetPlayer:
             batch, blocks = lanes[first : first + LANES], []
             for block in self.blocks(batch, windows):
                 blocks.append(block)
-                progress(round(float(block.seconds.sum()) / self.env.window_s))
+                # Totals are estimates that count the lanes which fill a batch up.
+                played = round(float(block.seconds[0]) / self.env.window_s)
+                progress(played * _side_by_side(len(batch)))
             parts.append(jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *blocks))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
@@ -141,8 +143,7 @@ class FleetPlayer:
           float32[lanes].
         """
         count = len(lanes)
-        side_by_side = FEW_LANES if count <= FEW_LANES else LANES
-        lanes = [*lanes, *[lanes[0]] * (side_by_side - count)]
+        lanes = [*lanes, *[lanes[0]] * (_side_by_side(count) - count)]
         settings = self._settings(lanes)
         carry = self._start(lanes, self.initial(windows))
         counts, rejected = self.counts[windows], self.rejected[windows]
@@ -197,6 +198,11 @@ class FleetPlayer:
 
         serving = jnp.asarray([lane.serving(initial) for lane in lanes], jnp.float32)
         return jax.vmap(one)(serving)
+
+
+def _side_by_side(count: int) -> int:
+    """Lanes of the program that plays ``count`` of them."""
+    return FEW_LANES if count <= FEW_LANES else LANES
 
 
 @jax.jit

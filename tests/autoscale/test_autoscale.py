@@ -90,7 +90,7 @@ def test_longer_starts_cost_attainment_and_scaling_saves(demand: FleetDemand) ->
 def test_recordings_of_any_length_and_fleets_of_any_numbers_share_a_program(
     demand: FleetDemand,
 ) -> None:
-    """What the compiler sees of them is the same."""
+    """The compiler is given arrays of the same shapes and types, in the same structure."""
     counts = np.asarray(demand.env.workload.replay_counts)
     players = [demand.player_of_one(counts[:windows]) for windows in (30, 50)]
     players[1].fleet = dataclasses.replace(players[1].fleet, requests_per_s=7.0, most=3)
