@@ -14,13 +14,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 START_S = 300.0
 _POLL_S = 0.05
-_PORTS_IN_A_ROW = range(20_000, 32_000)
-"""Ports that systems, as they are set up, give to no outgoing connection."""
+_PORTS = range(20_000, 32_000)
+"""Ports that systems, as they are set up, give to no outgoing connection: such a connection would
+take a port between the moment that finds it unused and the start of its server."""
 _HELD: list[socket.socket] = []
 """Sockets of drawn ports, which Linux lets a server listen on all the same."""
 
@@ -140,7 +141,7 @@ def stop(process: subprocess.Popen[Any], within_s: float) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different unused ports of this machine.
+    """Different unused ports of this machine, drawn at random from ``_PORTS``.
 
     Under Linux no other process is given one of them until this process ends: neither by its own
     draw, while the server of the port starts, nor for an outgoing connection.
@@ -148,7 +149,13 @@ def free_ports(count: int) -> list[int]:
     Raises:
       OSError: fewer are unused.
     """
-    return _drawn([0] * count)
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        if len(found) == count:
+            return found
+        with contextlib.suppress(OSError):
+            found += _drawn([port])
+    raise OSError(f"fewer than {count} ports of 127.0.0.1 are unused")
 
 
 def ports_in_a_row(count: int) -> list[int]:
@@ -157,28 +164,27 @@ def ports_in_a_row(count: int) -> list[int]:
     Raises:
       OSError: nowhere are so many unused.
     """
-    firsts = _PORTS_IN_A_ROW[: len(_PORTS_IN_A_ROW) - count + 1]
+    firsts = _PORTS[: len(_PORTS) - count + 1]
     for first in random.SystemRandom().sample(firsts, len(firsts)):
         with contextlib.suppress(OSError):
             return _drawn(range(first, first + count))
     raise OSError(f"nowhere are {count} ports of 127.0.0.1 in a row unused")
 
 
-def _drawn(ports: Collection[int]) -> list[int]:
-    """Ports that are bound by nobody, 0 for any; under Linux they stay bound by this process."""
-    with contextlib.ExitStack() as bound:  # all are held until all are known
+def _drawn(ports: Sequence[int]) -> list[int]:
+    """The ports, if nobody has bound one of them; under Linux they stay bound by this process."""
+    with contextlib.ExitStack() as bound:
         # Without SO_REUSEADDR a port is refused that a server has bound and does not listen on yet.
         sockets = [bound.enter_context(socket.socket()) for _ in ports]
         for one, port in zip(sockets, ports, strict=True):
             one.bind(("127.0.0.1", port))
-        drawn = [one.getsockname()[1] for one in sockets]
         if sys.platform == "linux":
             for one in sockets:
                 # A server that sets it too, as all do, may listen where nobody else listens.
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _HELD.extend(sockets)
             bound.pop_all()
-    return drawn
+    return list(ports)
 
 
 def _answers(url: str, any_status: bool) -> bool:

@@ -255,14 +255,15 @@ def test_batch_axis_last() -> None:
     def step(table, depth, tier, batch, length):
         return batch_last(on_last)(contract(table, depth, tier), batch, length)
 
+    def alone(table, depth, tier, batch, length):
+        return itl_s(contract(table, depth, tier), batch, length)
+
     inner = jax.jit(jax.vmap(step, (None, 0, 0, 0, 0)))
     nested = jax.jit(jax.vmap(inner))(stacked, depth, tier, batch, length)
     swapped = jax.jit(jax.vmap(jax.vmap(step), (None, 1, 1, 1, 1)))(
         stacked, depth, tier, batch, length
     )
-    plain = jax.jit(
-        jax.vmap(lambda t, *point: itl_s(contract(t, *point[:2]), *point[2:]), (None, 0, 0, 0, 0))
-    )
+    plain = jax.jit(jax.vmap(alone, (None, 0, 0, 0, 0)))
     for index, table in enumerate((TABLE, other)):
         points = depth[index], tier[index], batch[index], length[index]
         expected = plain(table, *points)
